@@ -1,0 +1,9 @@
+"""Reduction kernels: operators, and launchers that run them on blocks of elements. Nothing here knows of ranks."""
+
+from __future__ import annotations
+
+from microddp_kernels.launchers import launcher_for
+from microddp_kernels.operators import get_op, op_names
+from microddp_kernels.reduce_op import CombineSpec, ReduceOp
+
+__all__ = ["CombineSpec", "ReduceOp", "get_op", "launcher_for", "op_names"]

@@ -2,13 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-__all__ = ["CombineSpec", "ReduceOp"]
+__all__ = ["CombineSpec", "KernelFunction", "ReduceOp", "dtype_names"]
+
+_WIDENED = frozenset({torch.float16, torch.bfloat16})
+
+
+def dtype_names(dtypes: Iterable[torch.dtype]) -> str:
+    """The names of ``dtypes`` without their module, sorted: ``"bfloat16, float16"``."""
+    return ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
+
+
+@dataclass(frozen=True, slots=True)
+class KernelFunction:
+    """A ``@triton.jit`` function by name, imported when a Triton launcher first needs it.
+
+    It keeps operators usable where Triton is missing and the import of the library fast.
+    """
+
+    module: str
+    name: str
+
+    def load(self) -> Any:
+        """The function. Raises ImportError where Triton is missing."""
+        return getattr(importlib.import_module(self.module), self.name)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -17,7 +40,8 @@ class ReduceOp:
 
     Attributes:
         name: how callers name it, ``"sum"``.
-        combine: a ``@triton.jit`` function of two values in the accumulation type.
+        combine: a ``@triton.jit`` function of two values in the accumulation type, or a ``KernelFunction`` naming one.
+            On bool elements the values are int32 zeros and ones, and what is not zero is stored as True.
         eager: the same on whole tensors: ``eager(a, b, out=out)``; ``out`` may be ``a`` or ``b``.
         dtypes: the element types on which it has a meaning.
         commutative, associative: the laws that decide which algorithms may use it.
@@ -34,18 +58,22 @@ class ReduceOp:
 
     def check_dtype(self, dtype: torch.dtype) -> None:
         """Raises TypeError, naming the operator, the dtype and the legal dtypes, if ``dtype`` has no meaning here."""
-        raise NotImplementedError
+        if dtype not in self.dtypes:
+            raise TypeError(
+                f"operator {self.name!r} is not defined on {dtype_names([dtype])}; "
+                f"it is defined on {dtype_names(self.dtypes)}"
+            )
 
     def accumulation_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """The type in which a fold of ``dtype`` elements is computed: float32 for 16-bit floats, else ``dtype``."""
-        raise NotImplementedError
+        return torch.float32 if dtype in _WIDENED else dtype
 
     def travels_as_mean(self, dtype: torch.dtype) -> bool:
         """True where partial results of this operator travel as the mean of what they cover (``avg`` of float16).
 
         A float16 sum can overflow, and a tiny one flush, on the way; the mean of what is covered cannot.
         """
-        raise NotImplementedError
+        return self.divides and dtype == torch.float16
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,61 @@
+"""Runs the Triton kernels on CUDA tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+
+from microddp_kernels.launchers.base import Launcher
+from microddp_kernels.launchers.blocks import combine_on_blocks, copy_on_blocks
+from microddp_kernels.launchers.checks import check_devices
+from microddp_kernels.reduce_op import CombineSpec
+
+__all__ = ["CompiledLauncher"]
+
+_BLOCK: Final = 2048
+"""16 elements a thread with four warps: whole 128-bit accesses down to one-byte types."""
+
+_NUM_WARPS: Final = 4
+
+
+class CompiledLauncher(Launcher):
+    """Launches on ``queue`` (a ``torch.cuda.Stream``), or on the current stream of the tensors' device without one.
+
+    It has never run: its kernels were compiled for sm_90 and read as PTX, on machines without a GPU. Results equal the
+    other launchers' but for the payload of NaN.
+    """
+
+    name = "compiled"
+
+    def combine(
+        self, out: torch.Tensor, operands: Sequence[torch.Tensor], how: CombineSpec, queue: Any = None
+    ) -> torch.cuda.Event:
+        """Enqueues ``out = how(operands)``; the event returned marks its end.
+
+        Raises:
+            TypeError, ValueError: see ``microddp_kernels.launchers.checks``.
+        """
+        check_devices(self.name, "cuda", out, *operands)
+        with torch.cuda.device(out.device), torch.cuda.stream(queue):
+            combine_on_blocks(_launch, out, operands, how, _BLOCK, soft_bfloat16=False)
+            return _recorded_event()
+
+    def copy(self, out: torch.Tensor, source: torch.Tensor, queue: Any = None) -> torch.cuda.Event:
+        """Enqueues ``out = source``; the event returned marks its end."""
+        check_devices(self.name, "cuda", out, source)
+        with torch.cuda.device(out.device), torch.cuda.stream(queue):
+            copy_on_blocks(_launch, out, source, _BLOCK)
+            return _recorded_event()
+
+
+def _launch(kernel: Any, num_programs: int, arguments: tuple[Any, ...], constants: dict[str, Any]) -> None:
+    # Contraction into fused multiply-adds would change the bits.
+    kernel[(num_programs,)](*arguments, **constants, num_warps=_NUM_WARPS, enable_fp_fusion=False)
+
+
+def _recorded_event() -> torch.cuda.Event:
+    event = torch.cuda.Event()
+    event.record()
+    return event

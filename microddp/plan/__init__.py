@@ -1,0 +1,12 @@
+"""Plans: one rank's instructions for one size, lowered from a schedule, checked for races and proved."""
+
+from __future__ import annotations
+
+from microddp.plan.dependencies import derive
+from microddp.plan.hazards import Race, check_races, find_races
+from microddp.plan.instructions import Plan
+from microddp.plan.lower import LoweringConfig, lower
+from microddp.plan.passes import hoist
+from microddp.plan.proof import prove
+
+__all__ = ["LoweringConfig", "Plan", "Race", "check_races", "derive", "find_races", "hoist", "lower", "prove"]

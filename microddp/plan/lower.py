@@ -1,0 +1,212 @@
+"""Lowers a schedule to one rank's plan: chunks become spans, staged values get slots, folds get their weights."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from microddp.errors import PlanError
+from microddp.plan.dependencies import derive
+from microddp.plan.instructions import ARRIVAL, DATA, Buffer, Combine, Copy, Instruction, Plan, Recv, RecvCombine, Send
+from microddp.plan.instructions import Span
+from microddp.plan.liveness import Liveness
+from microddp.schedule import OWN, Fold, Schedule, Step
+from microddp.schedule import Recv as ScheduleRecv
+from microddp.schedule import Send as ScheduleSend
+from microddp.schedule.chunks import ALIGNMENT_NBYTES, alignment_numel
+from microddp.schedule.ir import num_ranks
+
+__all__ = ["LoweringConfig", "lower"]
+
+
+@dataclass(frozen=True, slots=True)
+class LoweringConfig:
+    """How to lower.
+
+    Attributes:
+        slice_nbytes: bytes of a full slice; a multiple of 16.
+        num_slots: slots to alternate between; more are made if the schedule keeps more values staged at once.
+        fuse: the transport understands RecvCombine.
+        wide: the operator accumulates in a wider type than the data's.
+        divides: the operator divides the fold by world_size (avg).
+        means: partial results travel as means (avg of float16); where the fold is in rank order they do not.
+    """
+
+    slice_nbytes: int
+    num_slots: int = 2
+    fuse: bool = False
+    wide: bool = False
+    divides: bool = False
+    means: bool = False
+
+    def __post_init__(self) -> None:
+        if self.slice_nbytes < ALIGNMENT_NBYTES or self.slice_nbytes % ALIGNMENT_NBYTES:
+            raise ValueError(f"slice_nbytes must be a positive multiple of {ALIGNMENT_NBYTES}, not {self.slice_nbytes}")
+        if self.num_slots < 1:
+            raise ValueError(f"num_slots must be at least 1, not {self.num_slots}")
+
+
+def lower(schedule: Schedule, rank: int, numel: int, itemsize: int, config: LoweringConfig) -> Plan:
+    """The plan of ``rank`` for a tensor of ``numel`` elements of ``itemsize`` bytes.
+
+    Step by step, each step's slices one after the other; or, where the algorithm is ``slice_major``, the whole
+    schedule slice by slice. Issues each instruction where its step stands; passes move them later.
+
+    Raises:
+        PlanError: the schedule keeps a value staged, or a fold unfinished, across steps without ``slice_major``.
+    """
+    return _Lowering(schedule, rank, numel, itemsize, config).run()
+
+
+class _Lowering:
+    def __init__(self, schedule: Schedule, rank: int, numel: int, itemsize: int, config: LoweringConfig) -> None:
+        self.schedule, self.rank, self.config = schedule, rank, config
+        self.numel, self.itemsize = numel, itemsize
+        self.steps = list(schedule.steps(rank))
+        self.live = Liveness(self.steps)
+        self.slice_numel = max(alignment_numel(itemsize), config.slice_nbytes // itemsize)
+        self.num_slots = max(config.num_slots, self.live.peak) if self.live.peak else 0
+        self.free = deque(range(1, 1 + self.num_slots))
+        self.slot_of: dict[tuple[int, int], int] = {}
+        self.slot_numel = self.acc_numel = 0
+        self.accounts = self._account()
+        self.out: list[Instruction] = []
+        if not schedule.entry.slice_major and self.live.crosses_steps:
+            raise PlanError(f"{schedule.algorithm} keeps a staged value across steps: declare it slice_major")
+
+    def run(self) -> Plan:
+        num_slices = max((self._num_slices(each) for each in self.steps), default=0)
+        if self.schedule.entry.slice_major:
+            order = [(step, piece) for piece in range(num_slices) for step in range(len(self.steps))]
+        else:
+            order = [(step, piece) for step, each in enumerate(self.steps) for piece in range(self._num_slices(each))]
+        for step, piece in order:
+            self._emit(step, piece)
+        names = ["data", *(_slot_name(slot) for slot in range(self.num_slots))]
+        sizes = [self.numel, *[self.slot_numel] * self.num_slots]
+        buffers = [Buffer(name, size) for name, size in zip(names, sizes)]
+        if self.acc_numel:
+            buffers.append(Buffer("acc", self.acc_numel, wide=True))
+        where = (self.rank, self.schedule.world_size, self.numel, self.itemsize)
+        return Plan(*where, tuple(buffers), tuple(self.out), derive(self.out), self.slice_numel)
+
+    def _emit(self, step: int, piece: int) -> None:
+        todo = self.steps[step]
+        for keep in todo.keeps:
+            source = self._data(keep.chunk, piece)
+            if source:
+                self.out.append(Copy(step, piece, self._take(keep.chunk, keep.key, source), source))
+        fused = self._fusable(step) if self.config.fuse else {}
+        for each in todo.transfers:
+            data = self._data(each.chunk, piece)
+            if isinstance(each, ScheduleSend):
+                if data:
+                    source = self._staged(each.chunk, each.key, data)
+                    self.out.append(Send(step, piece, each.peer, source))
+                continue
+            number = fused.get((each.chunk, each.key))
+            if number is not None and data:
+                self._receive_combine(step, piece, each, number, data)
+            elif data:
+                out = data if each.key == OWN else self._take(each.chunk, each.key, data)
+                self.out.append(Recv(step, piece, each.peer, out))
+        for number, fold in enumerate(todo.folds):
+            if number not in fused.values():
+                self._combine(step, piece, fold, number)
+        self._release(step)
+
+    def _receive_combine(self, step: int, piece: int, each: ScheduleRecv, number: int, data: Span) -> None:
+        operands = tuple(data if key == OWN else ARRIVAL for key in self.steps[step].folds[number].operands)
+        self.out.append(RecvCombine(step, piece, each.peer, data, operands, *self.accounts[step, number]))
+
+    def _combine(self, step: int, piece: int, fold: Fold, number: int) -> None:
+        data = self._data(fold.chunk, piece)
+        if not data:
+            return
+        from_acc, to_acc = self._partial(step, number)
+        acc = Span(self.num_slots + 1, 0, len(data))
+        if to_acc:
+            self.acc_numel = max(self.acc_numel, len(data))
+        own = acc if from_acc else data
+        operands = tuple(own if key == OWN else self._staged(fold.chunk, key, data) for key in fold.operands)
+        self.out.append(Combine(step, piece, acc if to_acc else data, operands, *self.accounts[step, number]))
+
+    def _partial(self, step: int, number: int) -> tuple[bool, bool]:
+        """Whether the fold reads, and leaves, its own chunk in the accumulator: it is rounded only once, at the end."""
+        if not (self.config.wide and self.schedule.entry.rank_order):
+            return False, False
+        from_acc, to_acc = self.live.chain(step, number)
+        if to_acc and not self.schedule.entry.slice_major:
+            raise PlanError(f"{self.schedule.algorithm} folds one chunk over several steps: declare it slice_major")
+        return from_acc, to_acc
+
+    def _account(self) -> dict[tuple[int, int], tuple[tuple[int, ...] | None, int | None]]:
+        """(step, number of the fold) -> its weights and its divisor, by adding up what each operand covers."""
+        covered: dict[tuple[int, int], int] = {}
+        accounts: dict[tuple[int, int], tuple[tuple[int, ...] | None, int | None]] = {}
+        means = self.config.means and not self.schedule.entry.rank_order
+        for number, step in enumerate(self.steps):
+            for keep in step.keeps:
+                covered[keep.chunk, keep.key] = covered.get((keep.chunk, OWN), 1)
+            for each in step.receives:
+                covered[each.chunk, each.key] = num_ranks(each.carries)
+            for place, fold in enumerate(step.folds):
+                counts = tuple(covered.get((fold.chunk, key), 1) for key in fold.operands)
+                total = covered[fold.chunk, OWN] = sum(counts)
+                complete = self.config.divides and not means and total == self.schedule.world_size
+                accounts[number, place] = counts if means else None, total if complete else None
+        return accounts
+
+    def _fusable(self, step: int) -> dict[tuple[int, int], int]:
+        """(chunk, key) of an arrival -> the number of the fold that can happen as it arrives.
+
+        Not what is used again (forwarded), and not into a chunk that is sent in the same step: two ranks that do
+        both would wait for each other.
+        """
+        todo = self.steps[step]
+        sent = {each.chunk for each in todo.sends if each.key == OWN}
+        folded = [fold.chunk for fold in todo.folds]
+        found = {}
+        for number, fold in enumerate(todo.folds):
+            staged = [key for key in fold.operands if key != OWN]
+            single = len(fold.operands) == 2 and len(staged) == 1 and folded.count(fold.chunk) == 1
+            arrives = single and any(each.chunk == fold.chunk and each.key == staged[0] for each in todo.receives)
+            if not arrives or fold.chunk in sent or any(self._partial(step, number)):
+                continue
+            if self.live.num_uses[fold.chunk, staged[0]] == 1:
+                found[fold.chunk, staged[0]] = number
+        return found
+
+    def _take(self, chunk: int, key: int, data: Span) -> Span:
+        slot = self.slot_of[chunk, key] = self.free.popleft()
+        self.slot_numel = max(self.slot_numel, len(data))
+        return Span(slot, 0, len(data))
+
+    def _staged(self, chunk: int, key: int, data: Span) -> Span:
+        return data if key == OWN else Span(self.slot_of[chunk, key], 0, len(data))
+
+    def _release(self, step: int) -> None:
+        for each in [each for each in self.slot_of if self.live.last_use[each] <= step]:
+            self.free.append(self.slot_of.pop(each))
+
+    def _chunk(self, chunk: int) -> tuple[int, int]:
+        return self.schedule.chunk_span(chunk, self.numel, self.itemsize)
+
+    def _data(self, chunk: int, piece: int) -> Span | None:
+        start, stop = self._chunk(chunk)
+        start += piece * self.slice_numel
+        return Span(DATA, start, min(stop, start + self.slice_numel)) if start < stop else None
+
+    def _num_slices(self, step: Step) -> int:
+        chunks = {each.chunk for each in step.transfers} | {fold.chunk for fold in step.folds}
+        lengths = (stop - start for start, stop in map(self._chunk, chunks))
+        return max((-(-length // self.slice_numel) for length in lengths), default=0)
+
+
+def _slot_name(number: int) -> str:
+    letters = ""
+    number += 1
+    while number:
+        number, digit = divmod(number - 1, 26)
+        letters = chr(ord("A") + digit) + letters
+    return letters

@@ -1,0 +1,41 @@
+"""Which algorithm, how large a slice and how many slots, by size and number of ranks.
+
+The figures come from ``bench/bench_all_reduce.py`` on host transports; they are choices, not laws, and every one of
+them can be overridden by the caller.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Slicing", "choose_all_reduce", "choose_slicing"]
+
+KIB = 1 << 10
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Slicing:
+    """Bytes of a full slice (a multiple of 16) and the number of slots to alternate between."""
+
+    slice_nbytes: int
+    num_slots: int
+
+
+def choose_all_reduce(nbytes: int, world_size: int, *, order: str | None = None, commutative: bool = True) -> str:
+    """The name of the all-reduce to use when the caller names none.
+
+    Small tensors are dominated by the number of steps: ``tree`` (2 log2 n) wins. Large ones by bytes: ``ring``.
+    In rank order, or for an operator that does not commute, ``direct`` moves the least.
+    """
+    if order == "rank" or not commutative:
+        return "direct"
+    return "tree" if nbytes <= 64 * KIB and world_size > 2 else "ring"
+
+
+def choose_slicing(chunk_nbytes: int, world_size: int) -> Slicing:
+    """One slice while a chunk is at most 1 MiB, then slices of 1 to 4 MiB, so that staging is bounded."""
+    if chunk_nbytes <= MIB:
+        return Slicing(max(16, -(-chunk_nbytes // 16) * 16), 2)
+    quarter = -(-chunk_nbytes // 64) * 16
+    return Slicing(min(4 * MIB, max(MIB, quarter)), 2)

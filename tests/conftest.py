@@ -43,7 +43,7 @@ def no_threads_or_processes_left(request: pytest.FixtureRequest) -> Iterator[Non
 
     Daemon processes of multiprocessing are let live until the end of the run, for pools that several modules share.
     """
-    threads_before, processes_before = _threads(), _child_pids()
+    threads_before, processes_before = _threads(), child_pids()
     yield
     left = settle(lambda: describe_leaks(threads_before, processes_before, allow_daemons=True))
     if left:
@@ -53,7 +53,7 @@ def no_threads_or_processes_left(request: pytest.FixtureRequest) -> Iterator[Non
 @pytest.fixture(scope="session", autouse=True)
 def no_processes_left_at_all() -> Iterator[None]:
     """Fails the run's last test if any child process outlives the fixtures."""
-    threads_before, processes_before = _threads(), _child_pids()
+    threads_before, processes_before = _threads(), child_pids()
     yield
     left = settle(lambda: describe_leaks(threads_before, processes_before, allow_daemons=False))
     if left:
@@ -65,7 +65,7 @@ def describe_leaks(threads_before: set[threading.Thread], pids_before: set[int],
     threads = [f"thread {thread.name!r}" for thread in _threads() - threads_before]
     daemons = {child.pid for child in multiprocessing.active_children() if child.daemon}
     allowed = pids_before | (daemons if allow_daemons else set())
-    processes = [f"process {pid} ({_command(pid)})" for pid in sorted(_child_pids() - allowed)]
+    processes = [f"process {pid} ({_command(pid)})" for pid in sorted(child_pids() - allowed)]
     return sorted(threads) + processes
 
 
@@ -81,7 +81,7 @@ def _threads() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if not thread.daemon}
 
 
-def _child_pids() -> set[int]:
+def child_pids() -> set[int]:
     """Live or unreaped children of this process, but for multiprocessing's own helper, which lives as long as we do."""
     helper: int | None = getattr(resource_tracker._resource_tracker, "_pid", None)
     if not Path("/proc/self/stat").exists():  # not Linux: those that multiprocessing knows

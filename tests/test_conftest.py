@@ -10,7 +10,7 @@ from multiprocessing import resource_tracker
 
 import torch
 
-from tests.conftest import describe_leaks, settle
+from tests.conftest import child_pids, describe_leaks, settle
 
 
 def test_a_thread_left_behind_is_seen_and_a_daemon_is_not() -> None:
@@ -19,7 +19,7 @@ def test_a_thread_left_behind_is_seen_and_a_daemon_is_not() -> None:
     for thread in threads:
         thread.start()
     try:
-        assert describe_leaks(set(threading.enumerate()) - set(threads), set(), allow_daemons=True) == [
+        assert describe_leaks(set(threading.enumerate()) - set(threads), child_pids(), allow_daemons=True) == [
             "thread 'left-False'"
         ]
     finally:
@@ -29,25 +29,23 @@ def test_a_thread_left_behind_is_seen_and_a_daemon_is_not() -> None:
 
 
 def test_a_process_left_behind_is_seen_until_it_ends() -> None:
-    before = set(threading.enumerate())
+    before = set(threading.enumerate()), child_pids()
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-        found = describe_leaks(before, set(), allow_daemons=True)
+        found = describe_leaks(*before, allow_daemons=True)
         assert found == [f"process {child.pid} ({sys.executable} -c input())"]
         child.communicate(b"\n")
-    assert settle(lambda: describe_leaks(before, set(), allow_daemons=True)) == []
+    assert settle(lambda: describe_leaks(*before, allow_daemons=True)) == []
 
 
 def test_a_daemon_process_may_outlive_a_module_but_not_the_run() -> None:
-    before = set(threading.enumerate())
+    before = set(threading.enumerate()), child_pids()
     context = multiprocessing.get_context("spawn")
     release = context.Event()
     child = context.Process(target=release.wait, daemon=True)
     child.start()
     try:
-        assert describe_leaks(before, set(), allow_daemons=True) == []
-        assert [f"process {child.pid} " in text for text in describe_leaks(before, set(), allow_daemons=False)] == [
-            True
-        ]
+        assert describe_leaks(*before, allow_daemons=True) == []
+        assert [f"process {child.pid} " in text for text in describe_leaks(*before, allow_daemons=False)] == [True]
         assert getattr(resource_tracker._resource_tracker, "_pid", None), "the helper to be left out is not running"
     finally:
         release.set()

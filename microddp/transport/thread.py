@@ -195,7 +195,11 @@ def run_thread_ranks(
         threading.Thread(target=run, args=(rank,), name=f"microddp-rank-{rank}", daemon=True)
         for rank in range(world_size)
     ]
-    overrun = _play(world, threads, timeout)
+    try:
+        overrun = _play(world, threads, timeout)
+    except BaseException as interrupt:
+        _note_errors(interrupt, errors)
+        raise
     if errors or overrun is not None:
         _raise_first(errors, overrun)
     return [results[rank] for rank in range(world_size)]
@@ -239,10 +243,16 @@ def _raise_first(errors: list[tuple[int, BaseException]], overrun: BaseException
             _add_note(first, str(overrun))
     else:
         first = overrun
+    _note_errors(first, errors)
+    raise first
+
+
+def _note_errors(first: BaseException, errors: list[tuple[int, BaseException]]) -> None:
+    """Adds the first line of each other error as a note to ``first``."""
     for rank, error in errors:
         if error is not first:
-            _add_note(first, f"rank {rank} raised {type(error).__name__}: {str(error).partition(chr(10))[0]}")
-    raise first
+            headline = str(error).partition("\n")[0]
+            _add_note(first, f"rank {rank} raised {type(error).__name__}: {headline}")
 
 
 def _note_left_behind(error: BaseException, ranks: list[int]) -> None:

@@ -203,7 +203,7 @@ def _load_all(pointers, offsets, mask, MASKED: tl.constexpr):
     return values
 
 
-@triton.jit(do_not_specialize=["numel", "weights", "denominator"])
+@triton.jit(do_not_specialize=["numel", "denominator"])
 def fold_kernel(
     out,
     operands,
@@ -220,8 +220,9 @@ def fold_kernel(
 ):
     """``out`` = the fold from the left over ``operands``, a tuple of pointers, rounded once to the type of ``out``.
 
-    With ``WEIGHTED`` the value is the sum of ``weights[i] * operands[i]``, else ``COMBINE`` folded; with ``DIVIDES`` it
-    is divided by ``denominator``. ``out`` may be exactly any operand: a block is read whole before it is written.
+    With ``WEIGHTED`` the value is the sum of ``weights[i] * operands[i]`` (the weights are a tuple of floats), else
+    ``COMBINE`` folded; with ``DIVIDES`` it is divided by ``denominator``. ``out`` may be exactly any operand: a block
+    is read whole before it is written.
     """
     block = tl.program_id(0).to(tl.int64)
     offsets = block * BLOCK + tl.arange(0, BLOCK)

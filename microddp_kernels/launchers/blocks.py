@@ -64,9 +64,11 @@ def combine_on_blocks(
     if len(pointers) == 2 and how.weights is None and how.divisor is None:
         launch(kernels.combine_kernel, num_programs, (_carried(out), *pointers, numel), constants)
         return
-    weights = how.weights or (1,) * len(pointers)
-    denominator = how.divisor if how.weights is None else sum(weights)
+    counts = how.weights or (1,) * len(pointers)
+    denominator = how.divisor if how.weights is None else sum(counts)
     constants |= {"WEIGHTED": how.weights is not None, "DIVIDES": denominator is not None}
+    # Triton compiles a kernel anew for an integer in a tuple that is 1 or divides by 16, but not for a float.
+    weights = tuple(float(count) for count in counts)
     arguments = (_carried(out), pointers, weights, denominator or 1, numel)
     launch(kernels.fold_kernel, num_programs, arguments, constants)
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Final
 
 import torch
 
 from microddp_kernels.reduce_op import CombineSpec, ReduceOp, dtype_names
 
 __all__ = ["check_copy", "check_devices", "check_launch"]
+
+_MAX_COUNT: Final = 2**24
+"""Up to here float32 holds every integer, so that no launcher rounds a count."""
 
 
 def check_launch(out: torch.Tensor, operands: Sequence[torch.Tensor], how: CombineSpec) -> torch.dtype:
@@ -45,8 +49,10 @@ def _check_scaling(how: CombineSpec, num_operands: int) -> None:
         raise ValueError("a combine takes weights or a divisor, not both")
     if weights is not None and (len(weights) != num_operands or min(weights) < 1):
         raise ValueError(f"{num_operands} operands take {num_operands} weights of at least 1, got {weights}")
-    if divisor is not None and divisor < 1:
-        raise ValueError(f"divisor must be at least 1, got {divisor}")
+    if weights is not None and sum(weights) > _MAX_COUNT:
+        raise ValueError(f"weights must add up to at most {_MAX_COUNT}, got {weights}")
+    if divisor is not None and not 1 <= divisor <= _MAX_COUNT:
+        raise ValueError(f"divisor must be from 1 to {_MAX_COUNT}, got {divisor}")
 
 
 @lru_cache(maxsize=1024)

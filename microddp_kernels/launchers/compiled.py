@@ -17,7 +17,8 @@ __all__ = ["CompiledLauncher"]
 _BLOCK: Final = 2048
 """16 elements a thread with four warps: whole 128-bit accesses down to one-byte types."""
 
-_NUM_WARPS: Final = 4
+_OPTIONS: Final = {"num_warps": 4, "enable_fp_fusion": False}
+"""Contraction into fused multiply-adds would change the bits."""
 
 
 class CompiledLauncher(Launcher):
@@ -51,8 +52,7 @@ class CompiledLauncher(Launcher):
 
 
 def _launch(kernel: Any, num_programs: int, arguments: tuple[Any, ...], constants: dict[str, Any]) -> None:
-    # Contraction into fused multiply-adds would change the bits.
-    kernel[(num_programs,)](*arguments, **constants, num_warps=_NUM_WARPS, enable_fp_fusion=False)
+    kernel[(num_programs,)](*arguments, **constants, **_OPTIONS)
 
 
 def _recorded_event() -> torch.cuda.Event:

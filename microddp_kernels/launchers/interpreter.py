@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import types
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any, Final
 
 import numpy as np
@@ -112,18 +112,16 @@ def _interpreted(function: Any) -> Any:
 def _callable_jit_functions() -> Iterator[None]:
     """While the lock is held, a call of a ``@triton.jit`` function (ours, a user's or Triton's) interprets it."""
     compiled_call = JITFunction.__call__
-    with ExitStack() as patches:
-        has_patched_core = False
-
-        def interpreted_call(function: Any, *args: Any, **kwargs: Any) -> Any:
-            nonlocal has_patched_core
-            interpreted = _interpreted(function)
-            if not has_patched_core and tl.core in interpreted.fn.__globals__.values():
-                # Functions of Triton's own library see triton.language.core, which the executor left as it was.
-                patches.callback(triton_interpreter._patch_lang(interpreted.fn).restore)
-                has_patched_core = True
-            return interpreted.rewrite()(*args, **kwargs)
-
-        JITFunction.__call__ = interpreted_call
-        patches.callback(setattr, JITFunction, "__call__", compiled_call)
+    # Functions of Triton's own library see triton.language.core, which an executor leaves as it is: what is patched are
+    # the modules among a function's globals. Here both are, around what the executor patches and restores.
+    patches = triton_interpreter._patch_lang(types.SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+    JITFunction.__call__ = _interpreted_call
+    try:
         yield
+    finally:
+        JITFunction.__call__ = compiled_call
+        patches.restore()
+
+
+def _interpreted_call(function: Any, *args: Any, **kwargs: Any) -> Any:
+    return _interpreted(function).rewrite()(*args, **kwargs)

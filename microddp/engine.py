@@ -125,7 +125,9 @@ class Engine:
             return _Action(issue.waits, issue.indices, transfers, _nothing)
         return _Action(issue.waits, issue.indices, None, self._call(plan.instructions[issue.indices[0]], buffers, op))
 
-    def _call(self, instruction: Instruction, buffers: Sequence[torch.Tensor], op: ReduceOp | None) -> Callable[..., Any]:
+    def _call(
+        self, instruction: Instruction, buffers: Sequence[torch.Tensor], op: ReduceOp | None
+    ) -> Callable[..., Any]:
         launcher = self.launcher
         if isinstance(instruction, Copy):
             out, source = _view(buffers, instruction.out), _view(buffers, instruction.source)

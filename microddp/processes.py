@@ -16,8 +16,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Final
 
-from torch.distributed.distributed_c10d import PrefixStore
-from torch.distributed.rendezvous import TCPStore
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from microddp.errors import CollectiveTimeoutError
 from microddp.processes_child import LAUNCH_PREFIX, Died, Raised, Returned, pickle_call, rank_main, unpickle
@@ -88,6 +87,11 @@ class RankProcesses:
         except BaseException:
             self._end(EXIT_GRACE_S, polite=False)
             raise
+
+    @property
+    def broken(self) -> bool:
+        """A call has failed, or ``close`` was called: the processes have ended."""
+        return bool(self._broken)
 
     @property
     def pids(self) -> list[int]:

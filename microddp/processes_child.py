@@ -17,8 +17,7 @@ from multiprocessing.process import parent_process
 from typing import Any, Final, NoReturn
 
 import torch
-from torch.distributed.distributed_c10d import PrefixStore
-from torch.distributed.rendezvous import TCPStore
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from microddp.errors import RemoteError, TransportError
 from microddp.transport.gloo import GlooTransport

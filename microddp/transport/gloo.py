@@ -20,7 +20,7 @@ import torch
 
 from microddp.errors import ClosedError, TransportError
 from microddp.transport.base import Exchange, Header, Kind, Transfer, Transport
-from microddp.transport.gloo_group import MIN_WAIT, clone, close_connections, connect, header_tag
+from microddp.transport.gloo_group import MIN_WAIT, NUM_TAGS, clone, close_connections, connect, header_tag
 from microddp.transport.noticeboard import Failure, Noticeboard, Status
 from microddp.transport.watchdog import Watchdog
 
@@ -215,8 +215,11 @@ class GlooExchange(Exchange):
         if group is None or self._transport._failure is not None:
             raise self._failed(transfer, None)
         start = group.send if transfer.kind is Kind.SEND else group.recv
+        view = transfer.view
+        # The size is part of the tag: were plans to disagree under one header, they would get stuck, not abort.
+        tag = (self._tag + view.nbytes) % NUM_TAGS
         try:
-            return _Pending(transfer, start([transfer.view], transfer.peer, self._tag))
+            return _Pending(transfer, start([view], transfer.peer, tag))
         except RuntimeError as error:
             raise self._failed(transfer, error) from None
 

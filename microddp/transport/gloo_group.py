@@ -13,17 +13,19 @@ from torch.distributed import ProcessGroupGloo
 from microddp.errors import TransportError
 from microddp.transport.base import Header
 
-__all__ = ["MIN_WAIT", "clone", "close_connections", "connect", "header_tag"]
+__all__ = ["MIN_WAIT", "NUM_TAGS", "clone", "close_connections", "connect", "header_tag"]
 
 MIN_WAIT: Final = timedelta(milliseconds=1)
 """The shortest wait: Gloo counts milliseconds and takes 0 for "no timeout"."""
 
 NUM_TAGS: Final = 2**31 - 1
-POISON_TAG: Final = NUM_TAGS  # one above what header_tag gives
+"""Tags of messages are 0..NUM_TAGS - 1; Gloo has 31 bits."""
+
+POISON_TAG: Final = NUM_TAGS  # no message's tag
 
 
 def header_tag(header: Header) -> int:
-    """A message tag that is the same on all ranks that agree about the collective: 31 bits are all that Gloo has."""
+    """A message tag that is the same on all ranks that agree about the collective."""
     digest = hashlib.blake2b(repr(header).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") % NUM_TAGS
 

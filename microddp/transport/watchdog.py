@@ -43,7 +43,8 @@ class Watchdog:
         self._thread: threading.Thread | None = None
         self._start_lock = threading.Lock()
         self._asleep = True
-        self._header: Header | None = None
+        self._header: Header | None = None  # of the collective that is open
+        self._latest: Header | None = None  # of the last one
         self._published = Status()
         self._incomplete_mismatch = False
         self.last_sequence = -1
@@ -52,7 +53,7 @@ class Watchdog:
 
     def begin(self, header: Header) -> None:
         """The rank enters a collective."""
-        self._header = header
+        self._latest = self._header = header
         self.last_sequence = header.sequence
         if self._asleep:
             self._asleep = False
@@ -112,23 +113,24 @@ class Watchdog:
 
     def _sleep_s(self) -> float | None:
         """How long to sleep; None: until something comes in the queue."""
-        self._asleep = self._header is None
+        self._asleep = not self._is_busy()
         # Asked once more: a collective that began before the flag was set has not woken this thread.
-        if self._asleep and not self._in_collective():
+        if self._asleep and not self._is_busy():
             return None
         self._asleep = False
         return self._tick_s
 
-    def _in_collective(self) -> bool:
-        return self._header is not None
+    def _is_busy(self) -> bool:
+        return self._header is not None or self._published.header is not self._latest
 
     def _tick(self) -> None:
-        header = self._header
+        latest, header = self._latest, self._header
+        if latest is not None and self._published.header is not latest:
+            # Also of a collective that is over by now: a rank that had nothing to do in it asks who has come.
+            self._published = Status(latest.sequence, latest)
+            self._board.set_status(self._published)
         if header is None:
             return
-        if self._published.header is not header:
-            self._published = Status(header.sequence, header)
-            self._board.set_status(self._published)
         since = self.waiting_since
         if since is None:
             return

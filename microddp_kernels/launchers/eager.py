@@ -43,6 +43,9 @@ class EagerLauncher(Launcher):
         accumulation = check_launch(out, operands, how)
         check_devices(self.name, "cpu", out, *operands)
         numel = out.numel()
+        if numel <= BLOCK_NUMEL:
+            _fold_block(out, operands, how, accumulation)
+            return
         for start in range(0, numel, BLOCK_NUMEL):
             stop = start + BLOCK_NUMEL
             _fold_block(out[start:stop], [operand[start:stop] for operand in operands], how, accumulation)
@@ -58,28 +61,35 @@ def _fold_block(
 ) -> None:
     """One block of the fold. ``out`` is written once, after every operand has been read, since it may alias any."""
     total = block_scratch("fold total", accumulation, out.numel())
-    if how.weights is None:
-        _fold_combined(total, operands, how)
-        denominator = how.divisor
-    else:
+    if how.weights is not None:
         _fold_weighted(total, operands, how.weights)
         denominator = sum(how.weights)
-    if denominator is None:
-        out.copy_(total)
+    elif how.divisor is not None:
+        _fold_combined(total, total, operands, how)
+        denominator = how.divisor
     elif out.dtype == accumulation:
+        _fold_combined(out, total, operands, how)
+        return
+    else:
+        _fold_combined(total, total, operands, how)
+        out.copy_(total)
+        return
+    if out.dtype == accumulation:
         torch.div(total, denominator, out=out)
     else:
         out.copy_(total.div_(denominator))
 
 
-def _fold_combined(total: torch.Tensor, operands: Sequence[torch.Tensor], how: CombineSpec) -> None:
+def _fold_combined(out: torch.Tensor, total: torch.Tensor, operands: Sequence[torch.Tensor], how: CombineSpec) -> None:
+    """Folds in ``total``; the last step writes ``out``, which may be ``total``."""
     eager = how.op.eager
     first = operands[0]
     if first.dtype != total.dtype:
         first = total.copy_(first)
-    for operand in operands[1:]:
+    for operand in operands[1:-1]:
         eager(first, _widened(operand, total.dtype), out=total)
         first = total
+    eager(first, _widened(operands[-1], total.dtype), out=out)
 
 
 def _fold_weighted(total: torch.Tensor, operands: Sequence[torch.Tensor], weights: Sequence[int]) -> None:

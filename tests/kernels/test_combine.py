@@ -128,6 +128,15 @@ def test_bfloat16_folds_keep_small_addends(launcher: Launcher) -> None:
     assert check(launcher, "sum", operands).tolist() == [264.0] * 16
 
 
+@on_each_launcher
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_division_is_correctly_rounded(launcher: Launcher, dtype: torch.dtype) -> None:
+    """On enough elements that a product with the reciprocal, rounded twice, shows even in 16 bits."""
+    operands = [sample(dtype, 300 * BLOCK, seed) for seed in range(2)]
+    check(launcher, "avg", operands, divisor=3)
+    check(launcher, "avg", operands, weights=(4, 3))
+
+
 MIXTURES = [
     (torch.float32, (torch.float32, torch.bfloat16)),
     (torch.float32, (torch.float16, torch.float16, torch.float32)),

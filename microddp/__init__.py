@@ -4,7 +4,7 @@ from __future__ import annotations
 
 # The subpackage first: importing it binds the name ``schedule`` to it here, and the function then takes the name.
 # ``from microddp.schedule import …`` finds the subpackage all the same, as imports go by sys.modules.
-import microddp.schedule  # isort: skip
+import microddp.schedule  # noqa: F401
 from microddp.api import init, run_processes, run_threads
 from microddp.communicator import Communicator
 from microddp.errors import (

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.dlpack import from_dlpack
 
-from microddp.memory import same_memory, overlaps_itself, shares_memory
+from microddp.memory import overlaps_itself, same_memory, shares_memory
 
 __all__ = ["DTYPES", "Operand", "check_out", "check_tensor", "check_writable", "new_like", "operand_of"]
 
@@ -100,7 +101,7 @@ def operand_of(array: Any, name: str) -> Operand:
         return _from_numpy(array, name)
     if type(array).__module__.partition(".")[0] == "cupy" and hasattr(array, "__dlpack__"):
         forward, flips = _forward(array)
-        return Operand(array, torch.from_dlpack(forward), flips)
+        return Operand(array, from_dlpack(forward), flips)
     if isinstance(array, np.generic):
         hint = "a NumPy scalar cannot be written to: pass a 0-dimensional array, np.asarray(value)"
     elif isinstance(array, (bool, int, float, complex)):
@@ -113,7 +114,7 @@ def operand_of(array: Any, name: str) -> Operand:
     raise TypeError(f"{name} must be {kinds}, not {type(array).__qualname__}; {hint}")
 
 
-def check_tensor(operand: Operand, name: str, device_types: Sequence[str], transport: str, grad_enabled: bool) -> None:
+def check_tensor(operand: Operand, name: str, device_types: Sequence[str], transport: str) -> None:
     """Refuses what no collective can take.
 
     Raises:
@@ -121,7 +122,7 @@ def check_tensor(operand: Operand, name: str, device_types: Sequence[str], trans
             transport cannot reach, a tensor that needs grad while grad mode is on.
     """
     tensor = operand.tensor
-    if tensor.requires_grad and grad_enabled:
+    if tensor.requires_grad and torch.is_grad_enabled():
         raise TypeError(
             f"{name} needs grad, and communication is not differentiated; pass {name}.detach(), "
             "or call within torch.no_grad()"
@@ -134,9 +135,8 @@ def check_tensor(operand: Operand, name: str, device_types: Sequence[str], trans
         dtype = str(tensor.dtype).removeprefix("torch.")
         raise TypeError(f"{name} has dtype {dtype}, which is not supported yet; supported: {supported}")
     if tensor.device.type not in device_types:
-        raise TypeError(
-            f"{name} is on device {tensor.device}; the {transport} transport takes tensors on {' or '.join(device_types)}"
-        )
+        known = " or ".join(device_types)
+        raise TypeError(f"{name} is on device {tensor.device}; the {transport} transport takes tensors on {known}")
 
 
 def check_writable(operand: Operand, name: str) -> None:

@@ -60,7 +60,7 @@ class Calls:
             self._sequence += 1
             try:
                 job = check()
-            except Exception as error:
+            except BaseException as error:
                 self._refuse(name, sequence, error)
             what = f"{self._who}, {name}"
             if async_op:
@@ -118,7 +118,7 @@ class Calls:
             raise
         return job.result
 
-    def _refuse(self, name: str, sequence: int, error: Exception) -> NoReturn:
+    def _refuse(self, name: str, sequence: int, error: BaseException) -> NoReturn:
         """Tells the other ranks of a refused call, in its turn, and raises."""
         if isinstance(error, (ValueError, TypeError)) and len(error.args) == 1:
             error.args = (f"{self._who}, {name}: {error.args[0]}",)

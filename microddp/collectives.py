@@ -12,6 +12,7 @@ from microddp.arrays import Operand, check_out, check_tensor, check_writable, ne
 from microddp.plan.instructions import Buffer, Plan
 from microddp.planner import Choice, Planner, Prepared, Signature
 from microddp.schedule import Schedule, find_algorithm
+from microddp.schedule.registry import Collective
 from microddp.transport.base import Transport
 from microddp_kernels.operators import get_op
 from microddp_kernels.reduce_op import ReduceOp
@@ -19,7 +20,7 @@ from microddp_kernels.reduce_op import ReduceOp
 __all__ = ["Collectives", "Job"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Job:
     """A collective whose arguments are right. Nothing has been read, copied or sent yet.
 
@@ -39,15 +40,10 @@ class Job:
 
 
 class Collectives:
-    """Makes the jobs of one rank. Every method raises ValueError or TypeError for what it refuses.
-
-    Attributes:
-        grad_enabled: whether the caller's grad mode was on, set before each call.
-    """
+    """Makes the jobs of one rank, on the caller's thread. What a method refuses raises ValueError or TypeError."""
 
     def __init__(self, transport: Transport, planner: Planner) -> None:
         self.rank, self.world_size = transport.rank, transport.world_size
-        self.grad_enabled = True
         self._planner, self._transport = planner, transport
         self._device_types = device_types(transport)
 
@@ -59,7 +55,9 @@ class Collectives:
             if check_out(target, source, source.tensor.shape):
                 source = target
         check_writable(target, "x" if out is None else "out")
-        prepared = self._prepare("all_reduce", source, op=_op(op), algorithm=algorithm, order=order)
+        prepared = self._prepare(
+            "all_reduce", source, None, _op(op), _name(algorithm, "algorithm"), _name(order, "order")
+        )
         if source is target:
             return _in_place(prepared, target)
         return _out_of_place(prepared, source, target)
@@ -120,7 +118,7 @@ class Collectives:
 
     def _operand(self, array: Any, name: str) -> Operand:
         operand = operand_of(array, name)
-        check_tensor(operand, name, self._device_types, self._transport.name, self.grad_enabled)
+        check_tensor(operand, name, self._device_types, self._transport.name)
         return operand
 
     def _result(self, out: Any, source: Operand, shape: tuple[int, ...]) -> Operand:
@@ -131,10 +129,20 @@ class Collectives:
         check_writable(target, "out")
         return target
 
-    def _prepare(self, collective: Any, source: Operand, *, numel: int | None = None, **options: Any) -> Prepared:
+    def _prepare(
+        self,
+        collective: Collective,
+        source: Operand,
+        numel: int | None = None,
+        op: str | ReduceOp | None = None,
+        algorithm: str | None = None,
+        order: str | None = None,
+        root: int = 0,
+    ) -> Prepared:
         tensor = source.tensor
-        shape, count = tuple(tensor.shape), tensor.numel() if numel is None else numel
-        return self._planner.prepare(Signature(collective, shape, tensor.dtype, tensor.device, count, **options))
+        numel = tensor.numel() if numel is None else numel
+        shape, dtype, device = tuple(tensor.shape), tensor.dtype, tensor.device
+        return self._planner.prepare(Signature(collective, shape, dtype, device, numel, op, algorithm, order, root))
 
     def _root(self, root: Any) -> int:
         if not isinstance(root, int) or isinstance(root, bool):
@@ -154,6 +162,12 @@ def device_types(transport: Transport) -> tuple[str, ...]:
 def _op(op: Any) -> str | ReduceOp:
     """The op if it can be looked up; raises what ``get_op`` raises if it is nothing of the kind."""
     return op if isinstance(op, (str, ReduceOp)) else get_op(op)
+
+
+def _name(value: Any, what: str) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    raise TypeError(f"{what} must be a str or None, not {value!r}")
 
 
 def _owner(operand: Operand) -> torch.Tensor | None:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import weakref
 from functools import partial
 from types import TracebackType
-from typing import Any, Literal, TypeVar, overload
-
-import torch
+from typing import Literal, TypeVar, overload
 
 from microddp.calls import Calls
-from microddp.collectives import Collectives, Job
+from microddp.collectives import Collectives
 from microddp.planner import Choice, Planner
 from microddp.transport.base import Counters, Transport
 from microddp.work import Work
@@ -159,7 +157,10 @@ class Communicator:
             TransportError: a failure in flight; ``x`` (or ``out``) is then undefined.
             ClosedError: closed, or broken by an earlier failure.
         """
-        return self._call("all_reduce", partial(self._collectives.all_reduce, x, op, algorithm, order, out), async_op)
+        result: Array | Work[Array] = self._calls.run(
+            "all_reduce", partial(self._collectives.all_reduce, x, op, algorithm, order, out), async_op
+        )
+        return result
 
     @overload
     def reduce_scatter(
@@ -188,7 +189,10 @@ class Communicator:
         Raises:
             ValueError: dimension 0 cannot be cut into world_size equal parts. Else as ``all_reduce``.
         """
-        return self._call("reduce_scatter", partial(self._collectives.reduce_scatter, x, op, out), async_op)
+        result: Array | Work[Array] = self._calls.run(
+            "reduce_scatter", partial(self._collectives.reduce_scatter, x, op, out), async_op
+        )
+        return result
 
     @overload
     def all_gather(self, x: Array, out: Array | None = None, async_op: Literal[False] = False) -> Array: ...
@@ -207,7 +211,10 @@ class Communicator:
         Returns:
             Shape (world_size * k, ...): a new array, or ``out``. Raises as ``all_reduce``.
         """
-        return self._call("all_gather", partial(self._collectives.all_gather, x, out), async_op)
+        result: Array | Work[Array] = self._calls.run(
+            "all_gather", partial(self._collectives.all_gather, x, out), async_op
+        )
+        return result
 
     @overload
     def broadcast(self, x: Array, root: int = 0, async_op: Literal[False] = False) -> Array: ...
@@ -217,7 +224,10 @@ class Communicator:
 
     def broadcast(self, x: Array, root: int = 0, async_op: bool = False) -> Array | Work[Array]:
         """Overwrites every rank's ``x`` with that of ``root``. Returns ``x`` itself; raises as ``all_reduce``."""
-        return self._call("broadcast", partial(self._collectives.broadcast, x, root), async_op)
+        result: Array | Work[Array] = self._calls.run(
+            "broadcast", partial(self._collectives.broadcast, x, root), async_op
+        )
+        return result
 
     @overload
     def reduce(
@@ -236,11 +246,14 @@ class Communicator:
 
         Returns ``x`` itself on every rank; raises as ``all_reduce``.
         """
-        return self._call("reduce", partial(self._collectives.reduce, x, op, root), async_op)
+        result: Array | Work[Array] = self._calls.run(
+            "reduce", partial(self._collectives.reduce, x, op, root), async_op
+        )
+        return result
 
     def barrier(self) -> None:
         """Returns when all ranks have called it."""
-        self._call("barrier", self._collectives.barrier, False)
+        self._calls.run("barrier", self._collectives.barrier, False)
 
     def close(self) -> None:
         """Lets go of connections, threads and memory. Idempotent.
@@ -263,7 +276,3 @@ class Communicator:
     def __repr__(self) -> str:
         state = "" if self._calls.is_usable else ", closed"
         return f"<Communicator rank {self.rank} of {self.world_size} over {self.transport_name}{state}>"
-
-    def _call(self, name: str, check: partial[Job] | Any, async_op: bool) -> Any:
-        self._collectives.grad_enabled = torch.is_grad_enabled()
-        return self._calls.run(name, check, async_op)

@@ -17,7 +17,7 @@ def overlaps_itself(tensor: torch.Tensor) -> bool:
         if stride == 0:
             return True
         if stride <= reach:  # they interleave or overlap: count the places
-            return _offsets(tensor).unique().numel() < tensor.numel()
+            return bool(_offsets(tensor).unique().numel() < tensor.numel())
         reach += stride * (size - 1)
     return False
 

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -50,8 +50,7 @@ class Choice:
     launcher: str
 
 
-@dataclass(frozen=True, slots=True)
-class Signature:
+class Signature(NamedTuple):
     """What a call asks for. ``numel`` is the plan's: of the whole tensor in reduce_scatter and all_gather."""
 
     collective: Collective
@@ -236,5 +235,3 @@ def _keep(cache: OrderedDict[Hashable, Value], key: Hashable, value: Value) -> N
     cache[key] = value
     if len(cache) > _KEPT:
         cache.popitem(last=False)
-
-

@@ -66,32 +66,60 @@ def test_a_send_is_not_complete_before_its_reader_came() -> None:
         first.wait(first.post([send(1, poison(1))]))
 
 
-@pytest.mark.parametrize("deadline_s", [0.0, DEADLINE_S], ids=["past deadline", "ample deadline"])
-def test_a_send_waits_for_the_end_of_the_move(deadline_s: float) -> None:
-    """Also beyond its deadline: leaving would pull the memory from under the reader."""
+@pytest.mark.parametrize("begins", ["before", "after"])
+@pytest.mark.parametrize("deadline_s", [0.1, DEADLINE_S], ids=["near", "far"])
+def test_a_send_waits_for_the_end_of_the_move(deadline_s: float, begins: str) -> None:
+    """Also beyond its deadline, as leaving would pull the memory from under the reader, who begins before or after."""
     world = ThreadWorld(2)
     first, second = open_pair(world, deadline_s)
+    near_end = time.monotonic() + 0.2
     outgoing, total, seen = torch.ones(4), torch.zeros(4), list[bool]()
     sent = first.post([send(1, outgoing)])
     entered, finished = threading.Event(), threading.Event()
 
     def combine(operand: torch.Tensor) -> None:
         entered.set()
-        wait_until(lambda: asleep(world, 0) or bool(seen))
+        wait_until(lambda: bool(seen) or (asleep(world, 0) and time.monotonic() > near_end))
         total.add_(operand)
         finished.set()
 
     def sender() -> None:
-        assert entered.wait(DEADLINE_S)
+        if begins == "before":
+            assert entered.wait(DEADLINE_S)
         first.wait(sent)
         seen.append(finished.is_set())
         outgoing.fill_(7.0)
 
     (thread,) = start(sender)
+    if begins == "after":
+        wait_until(lambda: asleep(world, 0))
     second.post([Transfer(Kind.RECV_COMBINE, 0, 0, total, combine)])
     thread.join(DEADLINE_S)
     assert seen == [True]
     assert total.tolist() == [1.0] * 4
+
+
+def test_a_message_that_comes_as_the_deadline_passes() -> None:
+    """The reader completes the send between the sender's time-out and its next look: no error, no stray wake-up."""
+    world = ThreadWorld(2)
+    first, second = open_pair(world)
+    state = world._state.ranks[0]
+    parker = state.parker
+
+    class LateParker:
+        def acquire(self, timeout: float | None = None) -> bool:
+            if timeout is None:
+                return parker.acquire(timeout=DEADLINE_S)
+            second.post([recv(0, poison(1))])
+            return False
+
+        def release(self) -> None:
+            parker.release()
+
+    state.parker = LateParker()  # type: ignore[assignment]
+    first.wait(first.post([send(1, torch.ones(1))]))
+    assert parker.locked()
+    state.parker = parker
 
 
 @pytest.mark.parametrize("receiver_first", [True, False])

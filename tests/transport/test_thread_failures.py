@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -168,6 +168,33 @@ def test_abort_is_told_to_pending_and_later_calls() -> None:
         for later in (meet, receives_from(2)):
             with pytest.raises(ClosedError, match="disk on fire"):
                 later(world.transport(rank))
+
+
+def test_abort_after_another_rank_has_failed_changes_nothing_and_is_not_told_again() -> None:
+    world = ThreadWorld(2)
+    world.transport(0).abort(RuntimeError("first"))
+    world.transport(1).abort(RuntimeError("second"))
+    for rank in range(2):
+        with pytest.raises(ClosedError, match="rank 0 raised RuntimeError: first"):
+            meet(world.transport(rank))
+
+
+@pytest.mark.parametrize("call", ["wait", "finish", "post"])
+def test_no_call_succeeds_after_an_abort(call: str) -> None:
+    """Not even one whose transfers are complete."""
+    world = ThreadWorld(2)
+    first, second = (opened(world.transport(rank)) for rank in range(2))
+    sent = first.post([send(1, poison(1))])
+    second.wait(second.post([recv(0, poison(1))]))
+    first.wait(sent)
+    world.transport(1).abort(RuntimeError("late"))
+    calls: dict[str, Callable[[], object]] = {
+        "wait": lambda: first.wait(sent),
+        "finish": first.finish,
+        "post": lambda: first.post([]),
+    }
+    with pytest.raises(RemoteError, match="rank 1 raised RuntimeError: late"):
+        calls[call]()
 
 
 def test_abort_by_the_owner_of_the_world() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 from microddp.plan.instructions import Instruction, Span, reads, writes
@@ -10,22 +11,46 @@ __all__ = ["ancestors", "derive"]
 
 
 class _Accesses:
-    """The accesses to one buffer that a later access could still collide with."""
+    """Who last wrote, and who has read since, each piece of one buffer; pieces are cut where spans start and stop.
+
+    Those are the only accesses that a later one can collide with first: whatever collides with an older access
+    collides with the write that came in between too.
+    """
 
     def __init__(self) -> None:
-        self._seen: list[tuple[int, int, int, bool]] = []
+        self._starts: list[int] = []
+        self._pieces: list[tuple[int | None, list[int]]] = []  # (the last writer, the readers since), to the next start
 
     def conflicts(self, span: Span, is_write: bool) -> set[int]:
-        return {
-            index
-            for start, stop, index, wrote in self._seen
-            if start < span.stop and span.start < stop and (wrote or is_write)
-        }
+        found: set[int] = set()
+        for writer, readers in self._touched(span):
+            if writer is not None:
+                found.add(writer)
+            if is_write:
+                found.update(readers)
+        return found
 
-    def add(self, span: Span, index: int, is_write: bool) -> None:
-        if is_write:  # Whatever collides with what this covers collides with this write too.
-            self._seen = [each for each in self._seen if each[0] < span.start or each[1] > span.stop]
-        self._seen.append((span.start, span.stop, index, is_write))
+    def read(self, span: Span, index: int) -> None:
+        for _, readers in self._touched(span):
+            readers.append(index)
+
+    def write(self, span: Span, index: int) -> None:
+        first, last = self._cut(span.start), self._cut(span.stop)
+        self._starts[first:last] = [span.start]
+        self._pieces[first:last] = [(index, [])]
+
+    def _touched(self, span: Span) -> list[tuple[int | None, list[int]]]:
+        first, last = self._cut(span.start), self._cut(span.stop)
+        return self._pieces[first:last]
+
+    def _cut(self, at: int) -> int:
+        """The number of the piece that starts at ``at``, made by cutting the one that holds it."""
+        place = bisect_left(self._starts, at)
+        if place == len(self._starts) or self._starts[place] != at:
+            writer, readers = self._pieces[place - 1] if place else (None, [])
+            self._starts.insert(place, at)
+            self._pieces.insert(place, (writer, list(readers)))
+        return place
 
 
 def derive(instructions: Sequence[Instruction]) -> tuple[tuple[int, ...], ...]:
@@ -49,9 +74,9 @@ def derive(instructions: Sequence[Instruction]) -> tuple[tuple[int, ...], ...]:
         before.append(implied)
         after.append(tuple(reversed(kept)))
         for span in read:
-            buffers[span.buffer].add(span, index, False)
+            buffers[span.buffer].read(span, index)
         for span in written:
-            buffers[span.buffer].add(span, index, True)
+            buffers[span.buffer].write(span, index)
     return tuple(after)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from microddp.errors import PlanError
 from microddp.plan.instructions import Plan, Span, reads, writes
@@ -72,7 +73,7 @@ def _pieces(plan: Plan) -> list[tuple[Span, list[tuple[int, bool]]]]:
     for buffer in range(len(plan.buffers)):
         here = [each for each in spans if each[0].buffer == buffer]
         cuts = sorted({cut for span, _, _ in here for cut in (span.start, span.stop)})
-        for start, stop in zip(cuts, cuts[1:]):
-            touching = [(index, is_write) for span, index, is_write in here if span.start <= start and stop <= span.stop]
+        for start, stop in pairwise(cuts):
+            touching = [each[1:] for each in here if each[0].start <= start and stop <= each[0].stop]
             pieces.append((Span(buffer, start, stop), touching))
     return pieces

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Union
+from typing import Final
 
 __all__ = [
     "ARRIVAL",
@@ -111,8 +111,8 @@ class Copy:
     source: Span
 
 
-Transfer = Union[Send, Recv, RecvCombine]
-Instruction = Union[Send, Recv, RecvCombine, Combine, Copy]
+Transfer = Send | Recv | RecvCombine
+Instruction = Send | Recv | RecvCombine | Combine | Copy
 
 
 def is_transfer(instruction: Instruction) -> bool:

@@ -7,8 +7,19 @@ from dataclasses import dataclass
 
 from microddp.errors import PlanError
 from microddp.plan.dependencies import derive
-from microddp.plan.instructions import ARRIVAL, DATA, Buffer, Combine, Copy, Instruction, Plan, Recv, RecvCombine, Send
-from microddp.plan.instructions import Span
+from microddp.plan.instructions import (
+    ARRIVAL,
+    DATA,
+    Buffer,
+    Combine,
+    Copy,
+    Instruction,
+    Plan,
+    Recv,
+    RecvCombine,
+    Send,
+    Span,
+)
 from microddp.plan.liveness import Liveness
 from microddp.schedule import OWN, Fold, Schedule, Step
 from microddp.schedule import Recv as ScheduleRecv
@@ -68,7 +79,10 @@ class _Lowering:
         self.num_slots = max(config.num_slots, self.live.peak) if self.live.peak else 0
         self.free = deque(range(1, 1 + self.num_slots))
         self.slot_of: dict[tuple[int, int], int] = {}
-        self.slot_numel = self.acc_numel = 0
+        self.slot_numel = 0
+        self.accumulators: list[int] = []  # their sizes
+        self.accumulator_of: dict[int, int] = {}  # chunk -> the accumulator that holds its unfinished fold
+        self.totals: dict[tuple[int, int], int] = {}  # (step, number of the fold) -> contributions that it covers
         self.accounts = self._account()
         self.out: list[Instruction] = []
         if not schedule.entry.slice_major and self.live.crosses_steps:
@@ -85,13 +99,15 @@ class _Lowering:
         names = ["data", *(_slot_name(slot) for slot in range(self.num_slots))]
         sizes = [self.numel, *[self.slot_numel] * self.num_slots]
         buffers = [Buffer(name, size) for name, size in zip(names, sizes)]
-        if self.acc_numel:
-            buffers.append(Buffer("acc", self.acc_numel, wide=True))
+        for number, size in enumerate(self.accumulators):
+            buffers.append(Buffer(f"acc{number or ''}", size, wide=True))
         where = (self.rank, self.schedule.world_size, self.numel, self.itemsize)
         return Plan(*where, tuple(buffers), tuple(self.out), derive(self.out), self.slice_numel)
 
     def _emit(self, step: int, piece: int) -> None:
         todo = self.steps[step]
+        if not self.slot_of and self.num_slots == self.live.peak:
+            self.free = deque(sorted(self.free))  # a schedule that needs every slot starts each slice in slot A
         for keep in todo.keeps:
             source = self._data(keep.chunk, piece)
             if source:
@@ -124,12 +140,25 @@ class _Lowering:
         if not data:
             return
         from_acc, to_acc = self._partial(step, number)
-        acc = Span(self.num_slots + 1, 0, len(data))
-        if to_acc:
-            self.acc_numel = max(self.acc_numel, len(data))
-        own = acc if from_acc else data
+        own = self._accumulator(fold.chunk, len(data)) if from_acc else data
         operands = tuple(own if key == OWN else self._staged(fold.chunk, key, data) for key in fold.operands)
-        self.out.append(Combine(step, piece, acc if to_acc else data, operands, *self.accounts[step, number]))
+        if to_acc:
+            out = self._accumulator(fold.chunk, len(data))
+        else:
+            out = data
+            self.accumulator_of.pop(fold.chunk, None)
+        self.out.append(Combine(step, piece, out, operands, *self.accounts[step, number]))
+
+    def _accumulator(self, chunk: int, numel: int) -> Span:
+        """The accumulator of the chunk's unfinished fold; the first that no other chunk holds, if it has none yet."""
+        taken = self.accumulator_of.values()
+        number = self.accumulator_of.get(chunk)
+        if number is None:
+            number = next(each for each in range(len(taken) + 1) if each not in taken)
+            self.accumulator_of[chunk] = number
+            self.accumulators += [0] * (number == len(self.accumulators))
+        self.accumulators[number] = max(self.accumulators[number], numel)
+        return Span(self.num_slots + 1 + number, 0, numel)
 
     def _partial(self, step: int, number: int) -> tuple[bool, bool]:
         """Whether the fold reads, and leaves, its own chunk in the accumulator: it is rounded only once, at the end."""
@@ -138,6 +167,9 @@ class _Lowering:
         from_acc, to_acc = self.live.chain(step, number)
         if to_acc and not self.schedule.entry.slice_major:
             raise PlanError(f"{self.schedule.algorithm} folds one chunk over several steps: declare it slice_major")
+        if not to_acc and self.totals[step, number] < self.schedule.world_size:
+            text = "uses a fold of some contributions before it is complete, so it cannot round once, in rank order"
+            raise PlanError(f"{self.schedule.algorithm}, rank {self.rank}, step {step}: {text}")
         return from_acc, to_acc
 
     def _account(self) -> dict[tuple[int, int], tuple[tuple[int, ...] | None, int | None]]:
@@ -152,7 +184,7 @@ class _Lowering:
                 covered[each.chunk, each.key] = num_ranks(each.carries)
             for place, fold in enumerate(step.folds):
                 counts = tuple(covered.get((fold.chunk, key), 1) for key in fold.operands)
-                total = covered[fold.chunk, OWN] = sum(counts)
+                total = covered[fold.chunk, OWN] = self.totals[number, place] = sum(counts)
                 complete = self.config.divides and not means and total == self.schedule.world_size
                 accounts[number, place] = counts if means else None, total if complete else None
         return accounts
@@ -160,18 +192,18 @@ class _Lowering:
     def _fusable(self, step: int) -> dict[tuple[int, int], int]:
         """(chunk, key) of an arrival -> the number of the fold that can happen as it arrives.
 
-        Not what is used again (forwarded), and not into a chunk that is sent in the same step: two ranks that do
-        both would wait for each other.
+        Not what is used again (forwarded), not into a chunk that is sent in the same step (two ranks that do both
+        would wait for each other), nor into one that another arrival replaces first.
         """
         todo = self.steps[step]
-        sent = {each.chunk for each in todo.sends if each.key == OWN}
+        busy = {each.chunk for each in todo.transfers if each.key == OWN}
         folded = [fold.chunk for fold in todo.folds]
         found = {}
         for number, fold in enumerate(todo.folds):
             staged = [key for key in fold.operands if key != OWN]
             single = len(fold.operands) == 2 and len(staged) == 1 and folded.count(fold.chunk) == 1
             arrives = single and any(each.chunk == fold.chunk and each.key == staged[0] for each in todo.receives)
-            if not arrives or fold.chunk in sent or any(self._partial(step, number)):
+            if not arrives or fold.chunk in busy or any(self._partial(step, number)):
                 continue
             if self.live.num_uses[fold.chunk, staged[0]] == 1:
                 found[fold.chunk, staged[0]] = number

@@ -68,7 +68,7 @@ def _hoisted_order(instructions: Sequence[Instruction], after: Sequence[Sequence
 
 
 def _edge(instruction: Instruction) -> tuple[int, bool]:
-    assert isinstance(instruction, Transfer.__args__)  # type: ignore[attr-defined]
+    assert isinstance(instruction, Transfer)
     return instruction.peer, isinstance(instruction, Send)
 
 

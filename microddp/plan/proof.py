@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Literal, get_args
 
 from microddp.errors import PlanError
@@ -21,11 +21,20 @@ __all__ = ["Mode", "prove"]
 
 Mode = Literal["any", "host", "stream"]
 
+Edge = tuple[int, int]  # (source, target)
+
 _POISON = -1
 
 
 def prove(
-    schedule: Schedule, plans: Sequence[Plan], *, mode: Mode = "any", seed: int = 0, divides: bool = False, means: bool = False
+    schedule: Schedule,
+    plans: Sequence[Plan],
+    *,
+    mode: Mode = "any",
+    seed: int = 0,
+    wide: bool = False,
+    divides: bool = False,
+    means: bool = False,
 ) -> None:
     """Plays ``plans`` (one for each rank) once and compares every element with the schedule's proof.
 
@@ -34,10 +43,12 @@ def prove(
             of workers). "host": in order, the host waits for an instruction's dependencies and then issues it.
             "stream": in order, and a group of transfers is complete before the next instruction starts.
         seed: of the choice among what may run.
-        divides, means: as in LoweringConfig: every result must be divided exactly once, or weighted truthfully.
+        wide, divides, means: as in LoweringConfig: a fold in rank order must be rounded only once, every result must be
+            divided exactly once, or weighted truthfully.
 
     Raises:
         PlanError: a wrong term, a wrong weight or divisor, transfers that do not match, or a deadlock.
+        ValueError: an unknown mode.
     """
     if mode not in get_args(Mode):
         raise ValueError(f"unknown mode {mode!r}; known: {', '.join(get_args(Mode))}")
@@ -45,7 +56,8 @@ def prove(
     ranks = [_Rank(plan, mode, terms, _initial(schedule, plan, terms)) for plan in plans]
     _play(ranks, random.Random(seed))
     travels_as_mean = means and not schedule.entry.rank_order
-    _check_results(schedule, ranks, terms, divides=divides and not travels_as_mean)
+    wanted = _expected(schedule, terms, wide=wide)
+    _check_results(schedule, ranks, wanted, terms, divides=divides and not travels_as_mean)
     _check_weights(ranks, weighed=travels_as_mean)
 
 
@@ -55,78 +67,116 @@ class _Rank:
     def __init__(self, plan: Plan, mode: Mode, terms: Terms, data: list[int]) -> None:
         self.plan, self.mode, self.terms = plan, mode, terms
         self.memory = [data, *([_POISON] * buffer.numel for buffer in plan.buffers[1:])]
-        self.divided = [False] * len(data)
-        self.issued: set[int] = set()
+        self.num_issued = 0
+        self.in_flight: set[int] = set()
         self.complete: set[int] = set()
-        self.posted: dict[tuple[int, int], deque[int]] = {}
+        self.posted: dict[Edge, deque[int]] = {}
         self.weighed: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+        self.unmet = [len(direct) for direct in plan.after]
+        self.followers: list[list[int]] = [[] for _ in plan.instructions]
+        self.lanes: dict[Edge, deque[int]] = {}  # what is still to be posted on each edge, in order
+        for index, direct in enumerate(plan.after):
+            for each in direct:
+                self.followers[each].append(index)
+            if is_transfer(plan.instructions[index]):
+                self.lanes.setdefault(self.edge(index), deque()).append(index)
+        self.ready = [index for index in range(len(self.unmet)) if self._may_start(index)]
 
-    def startable(self) -> Iterator[int]:
+    def startable(self) -> Sequence[int]:
         """The instructions that may be issued now."""
-        blocked = set()
-        for index, instruction in enumerate(self.plan.instructions):
-            if index in self.issued:
-                continue
-            edge = (instruction.peer, isinstance(instruction, Send)) if is_transfer(instruction) else None  # type: ignore[union-attr]
-            free = all(each in self.complete for each in self.plan.after[index]) and self._turn(index)
-            if free and edge not in blocked:
-                yield index
-            elif self.mode != "any":
-                return
-            if edge:
-                blocked.add(edge)
-
-    def _turn(self, index: int) -> bool:
         if self.mode == "any":
-            return True
-        here = self.plan.instructions[index]
-        for earlier in range(index):
-            if earlier not in self.issued:
-                return False
-            other = self.plan.instructions[earlier]
-            same_group = is_transfer(here) and is_transfer(other) and (here.step, here.slice) == (other.step, other.slice)
-            if self.mode == "stream" and earlier not in self.complete and not same_group:
-                return False
-        return True
+            return self.ready
+        index = self.num_issued  # in order
+        if index == len(self.unmet) or self.unmet[index]:
+            return ()
+        return () if self.mode == "stream" and not self._in_group_in_flight(index) else (index,)
 
-    def issue(self, index: int) -> None:
-        """Runs a local instruction; posts a transfer."""
+    def _may_start(self, index: int) -> bool:
+        local = not is_transfer(self.plan.instructions[index])
+        return not self.unmet[index] and (local or self.lanes[self.edge(index)][0] == index)
+
+    def _in_group_in_flight(self, index: int) -> bool:
+        here = self.plan.instructions[index]
+        in_flight = [self.plan.instructions[each] for each in self.in_flight]
+        return all(is_transfer(here) and (each.step, each.slice) == (here.step, here.slice) for each in in_flight)
+
+    def edge(self, index: int) -> Edge:
+        """(source, target) of a transfer."""
+        instruction, me = self.plan.instructions[index], self.plan.rank
+        assert isinstance(instruction, (Send, Recv, RecvCombine))
+        return (me, instruction.peer) if isinstance(instruction, Send) else (instruction.peer, me)
+
+    def issue(self, index: int) -> Edge | None:
+        """Runs a local instruction, or posts a transfer and returns its edge."""
         instruction = self.plan.instructions[index]
-        self.issued.add(index)
+        self.num_issued += 1
+        if self.mode == "any":
+            self.ready.remove(index)
         if isinstance(instruction, Copy):
             self.write(instruction.out, self.read(instruction.source))
         elif isinstance(instruction, Combine):
-            self._fold(instruction, [self.read(each) for each in instruction.operands])
+            self._fold(instruction, [self.read(each, folding=True) for each in instruction.operands])
         else:
-            me, peer = self.plan.rank, instruction.peer
-            edge = (me, peer) if isinstance(instruction, Send) else (peer, me)
+            edge = self.edge(index)
+            self.in_flight.add(index)
             self.posted.setdefault(edge, deque()).append(index)
-            return
-        self.complete.add(index)
+            lane = self.lanes[edge]
+            lane.popleft()
+            if lane and self._may_start(lane[0]):
+                self.ready.append(lane[0])
+            return edge
+        self._finish(index)
+        return None
 
     def arrive(self, index: int, values: list[int]) -> None:
         """Completes a receive with the values that the peer sent."""
         instruction = self.plan.instructions[index]
         if isinstance(instruction, RecvCombine):
-            self._fold(instruction, [values if each is None else self.read(each) for each in instruction.operands])
+            held = [values if each is None else self.read(each, folding=True) for each in instruction.operands]
+            self._fold(instruction, held)
         elif isinstance(instruction, Recv):
             self.write(instruction.out, values)
-        self.complete.add(index)
+        self._finish(index)
 
-    def read(self, span: Span) -> list[int]:
-        values = self.memory[span.buffer][span.start : span.stop]
+    def sent(self, index: int) -> None:
+        """Completes a send."""
+        self._finish(index)
+
+    def awaited(self) -> str:
+        """The first instruction that is not complete."""
+        index = min(set(range(len(self.plan.instructions))) - self.complete)
+        return f"instruction {index}, {self.plan.instructions[index]}"
+
+    def _finish(self, index: int) -> None:
+        self.in_flight.discard(index)
+        self.complete.add(index)
+        for each in self.followers[index]:
+            self.unmet[each] -= 1
+            if self._may_start(each):
+                self.ready.append(each)
+
+    def read(self, span: Span, *, folding: bool = False) -> list[int]:
+        values = self._buffer(span, folding=folding)[span.start : span.stop]
         if len(values) != len(span) or _POISON in values:
             raise PlanError(f"rank {self.plan.rank} reads {span}, which holds nothing yet")
         return values
 
-    def write(self, span: Span, values: list[int]) -> None:
-        if len(values) != len(span) or span.stop > len(self.memory[span.buffer]):
+    def write(self, span: Span, values: list[int], *, folding: bool = False) -> None:
+        buffer = self._buffer(span, folding=folding)
+        if len(values) != len(span) or span.start < 0 or span.stop > len(buffer):
             raise PlanError(f"rank {self.plan.rank} writes {len(values)} elements into {span}")
-        self.memory[span.buffer][span.start : span.stop] = values
+        buffer[span.start : span.stop] = values
+
+    def _buffer(self, span: Span, *, folding: bool) -> list[int]:
+        if self.plan.buffers[span.buffer].wide and not folding:
+            raise PlanError(f"rank {self.plan.rank} moves {span} of an accumulator, which only folds may touch")
+        return self.memory[span.buffer]
 
     def _fold(self, instruction: Combine | RecvCombine, operands: list[list[int]]) -> None:
+        first = instruction.operands[0]
+        continues = first is not None and self.plan.buffers[first.buffer].wide
         try:
-            values = [self.terms.fold(column) for column in zip(*operands, strict=True)]
+            values = [self._folded(column, continues=continues) for column in zip(*operands, strict=True)]
         except (Overlap, ValueError) as error:
             raise PlanError(f"rank {self.plan.rank}: {instruction}: {error!r}") from error
         if instruction.weights is not None:
@@ -137,7 +187,11 @@ class _Rank:
             if instruction.divisor != self.plan.world_size or any(self.terms.mask(each) != full for each in values):
                 raise PlanError(f"rank {self.plan.rank} divides by {instruction.divisor} too early: {instruction}")
             values = [self.terms.fold([each]) for each in values]
-        self.write(instruction.out, values)
+        self.write(instruction.out, values, folding=True)
+
+    def _folded(self, column: Sequence[int], *, continues: bool) -> int:
+        """The fold of one element's operands; what an accumulator holds was not rounded and goes on in this fold."""
+        return self.terms.fold([*self.terms.operands(column[0]), *column[1:]] if continues else column)
 
 
 def _initial(schedule: Schedule, plan: Plan, terms: Terms) -> list[int]:
@@ -152,39 +206,47 @@ def _initial(schedule: Schedule, plan: Plan, terms: Terms) -> list[int]:
 
 
 def _play(ranks: list[_Rank], chance: random.Random) -> None:
+    matches: list[Edge] = []  # edges with something posted on both ends
     while True:
-        moves = [(rank, index) for rank in ranks for index in rank.startable()]
-        matches = [
-            (source, ranks[edge[1]], edge)
-            for source in ranks
-            for edge, queue in source.posted.items()
-            if edge[0] == source.plan.rank and queue and ranks[edge[1]].posted.get(edge)
-        ]
-        if not moves and not matches:
+        moves = [rank.startable() for rank in ranks]
+        num_moves = sum(map(len, moves))
+        if not num_moves and not matches:
             break
-        choice = chance.randrange(len(moves) + len(matches))
-        if choice < len(moves):
-            moves[choice][0].issue(moves[choice][1])
-        else:
-            _move(*matches[choice - len(moves)])
+        choice = chance.randrange(num_moves + len(matches))
+        if choice >= num_moves:
+            edge = matches[choice - num_moves]
+            if not _move(ranks[edge[0]], ranks[edge[1]], edge):
+                matches.remove(edge)
+            continue
+        for rank, startable in zip(ranks, moves):
+            if choice < len(startable):
+                posted = rank.issue(startable[choice])
+                if posted and posted not in matches and all(ranks[each].posted.get(posted) for each in posted):
+                    matches.append(posted)
+                break
+            choice -= len(startable)
     stuck = [rank for rank in ranks if len(rank.complete) < len(rank.plan.instructions)]
     if stuck:
-        waits = [(r.plan.rank, str(r.plan.instructions[min(set(range(len(r.plan.after))) - r.complete)])) for r in stuck]
-        raise PlanError(f"deadlock: {'; '.join(f'rank {rank} waits for {text}' for rank, text in waits[:4])}")
+        raise PlanError(
+            f"deadlock: {'; '.join(f'rank {each.plan.rank} waits for {each.awaited()}' for each in stuck[:4])}"
+        )
 
 
-def _move(source: _Rank, target: _Rank, edge: tuple[int, int]) -> None:
+def _move(source: _Rank, target: _Rank, edge: Edge) -> bool:
+    """Carries one message over the edge; whether another can follow."""
     sent, received = source.posted[edge].popleft(), target.posted[edge].popleft()
     send, receive = source.plan.instructions[sent], target.plan.instructions[received]
     assert isinstance(send, Send)
     if (send.step, send.slice) != (receive.step, receive.slice):
         raise PlanError(f"rank {edge[0]}'s {send} meets rank {edge[1]}'s {receive}")
     target.arrive(received, source.read(send.source))
-    source.complete.add(sent)
+    source.sent(sent)
+    return bool(source.posted[edge] and target.posted[edge])
 
 
-def _check_results(schedule: Schedule, ranks: list[_Rank], terms: Terms, *, divides: bool) -> None:
-    wanted = _expected(schedule, terms)
+def _check_results(
+    schedule: Schedule, ranks: list[_Rank], wanted: dict[tuple[int, int], int], terms: Terms, *, divides: bool
+) -> None:
     divides = divides and schedule.collective in ("all_reduce", "reduce", "reduce_scatter") and schedule.world_size > 1
     for rank in ranks:
         for chunk in schedule.result_chunks(rank.plan.rank):
@@ -200,8 +262,11 @@ def _check_results(schedule: Schedule, ranks: list[_Rank], terms: Terms, *, divi
                     raise PlanError(f"{where} ends as {text}, the schedule says {terms.text(term)}")
 
 
-def _expected(schedule: Schedule, terms: Terms) -> dict[tuple[int, int], int]:
+def _expected(schedule: Schedule, terms: Terms, *, wide: bool) -> dict[tuple[int, int], int]:
     proof = schedule.verify()
+    if wide and schedule.entry.rank_order and schedule.world_size > 1:  # one fold, rounded once
+        flat = terms.fold([terms.leaf(rank) for rank in range(schedule.world_size)])
+        return dict.fromkeys(proof.places(), flat)
     return {place: proof.term_in(terms, *place) for place in proof.places()}
 
 

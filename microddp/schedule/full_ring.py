@@ -39,10 +39,9 @@ def full_ring(rank: int, world_size: int) -> Iterator[Step]:
 def full_ring_in_rank_order(rank: int, world_size: int) -> Iterator[Step]:
     """Whole tensors forwarded around the ring, all staged, then folded once in rank order."""
     left, right = (rank - 1) % world_size, (rank + 1) % world_size
-    in_order = tuple(OWN if each == rank else each for each in range(world_size))
     for step in range(world_size - 1):
         forwarded, arriving = (rank - step) % world_size, (left - step) % world_size
-        yield Step(
-            (Send(right, 0, key=OWN if step == 0 else forwarded), Recv(left, 0, only(arriving), key=arriving)),
-            folds=(Fold(0, in_order),) if step == world_size - 2 else (),
-        )
+        transfers = Send(right, 0, key=OWN if step == 0 else forwarded), Recv(left, 0, only(arriving), key=arriving)
+        is_last = step == world_size - 2
+        in_order = tuple(OWN if each == rank else each for each in range(world_size)) if is_last else ()
+        yield Step(transfers, folds=(Fold(0, in_order),) if is_last else ())

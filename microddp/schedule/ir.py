@@ -11,9 +11,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Final, Union
+from typing import Final
 
-__all__ = ["OWN", "Fold", "Keep", "Ranks", "Recv", "Send", "Step", "cyclic", "everyone", "iter_ranks", "num_ranks", "only"]
+__all__ = [
+    "OWN",
+    "Fold",
+    "Keep",
+    "Ranks",
+    "Recv",
+    "Send",
+    "Step",
+    "cyclic",
+    "everyone",
+    "iter_ranks",
+    "num_ranks",
+    "only",
+]
 
 OWN: Final = -1
 """The key of a rank's own copy of a chunk; every other key names a staged value."""
@@ -91,7 +104,7 @@ class Fold:
     operands: tuple[int, ...]
 
 
-Transfer = Union[Send, Recv]
+Transfer = Send | Recv
 
 
 @dataclass(frozen=True, slots=True)

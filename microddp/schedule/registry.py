@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeVar, Union, get_args
+from typing import Literal, Protocol, TypeVar, get_args
 
 from microddp.schedule.ir import Step
 
@@ -16,7 +16,7 @@ __all__ = ["Algorithm", "Collective", "algorithm", "algorithm_names", "find_algo
 
 Collective = Literal["all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce"]
 
-NumChunks = Union[int, Literal["world_size"]]
+NumChunks = int | Literal["world_size"]
 
 
 class StepsFunction(Protocol):
@@ -32,6 +32,7 @@ class Algorithm:
     Attributes:
         name: what callers ask for.
         steps: ``steps(rank, world_size)``, with ``root=`` for broadcast and reduce; yields one ``Step`` after another.
+            Both ends of a transfer stand in the same step: a rank with nothing to do in one yields an empty ``Step``.
         collective: what it achieves; its schedules are proved against that.
         num_chunks: into how many chunks it cuts the tensor, or "world_size".
         slice_major: the whole schedule runs for one slice before the next begins. Needed where a staged value, or a
@@ -75,8 +76,10 @@ def algorithm(
     are those of ``Algorithm``. Returns the function unchanged.
 
     Raises:
-        ValueError: the name is taken (for that rank_order), or the collective is unknown.
+        ValueError: the name is taken (for that rank_order), the collective is unknown, or num_chunks is not positive.
     """
+    if num_chunks != "world_size" and (not isinstance(num_chunks, int) or num_chunks < 1):
+        raise ValueError(f"num_chunks must be a positive int or 'world_size', not {num_chunks!r}")
     if collective not in get_args(Collective):
         raise ValueError(f"unknown collective {collective!r}; known: {', '.join(get_args(Collective))}")
 

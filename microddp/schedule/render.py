@@ -38,5 +38,6 @@ def render(schedule: Schedule) -> str:
         rows.append([str(number), *(step_text(step) for step in steps)])
     widths = [max(map(len, column)) for column in zip(*rows)]
     lines = ["   ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
-    title = f"{schedule.algorithm} ({schedule.collective}): {n} ranks, {schedule.num_chunks} chunks, {len(rows) - 1} steps"
+    size = f"{n} ranks, {schedule.num_chunks} chunks, {len(rows) - 1} steps"
+    title = f"{schedule.algorithm} ({schedule.collective}): {size}"
     return "\n".join([title, *lines]) + "\n"

@@ -46,6 +46,11 @@ class Terms:
             mask |= self._masks[each]
         return self._intern(tuple(operands), mask)
 
+    def operands(self, term: int) -> tuple[int, ...]:
+        """What the term's last fold combined; a leaf is its own only operand."""
+        part = self._parts[term]
+        return part if isinstance(part, tuple) else (term,)
+
     def mask(self, term: int) -> int:
         """The contributions held, as a bit for each rank."""
         return self._masks[term]

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from microddp.errors import ScheduleError
-from microddp.schedule.ir import OWN, Fold, Recv, Send, Step, iter_ranks
+from microddp.schedule.ir import OWN, Fold, Recv, Send, Step, num_ranks
 from microddp.schedule.terms import Overlap, Terms, ranks_of
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ class _Rank:
     steps: Iterator[Step]
     own: dict[int, int]
     staged: dict[tuple[int, int], int] = field(default_factory=dict)
+    ever_staged: dict[int, set[int]] = field(default_factory=dict)
     unused: set[tuple[int, int]] = field(default_factory=set)
     number: int = -1
     step: Step | None = None
@@ -89,8 +90,9 @@ class _Verifier:
         self.ranks = [
             _Rank(rank, schedule.steps(rank), self._initial(rank), number=-1) for rank in range(schedule.world_size)
         ]
-        self.sends: dict[tuple[int, int], deque[tuple[Send, int]]] = {}
-        self.receives: dict[tuple[int, int], deque[Recv]] = {}
+        # (source, target) -> what waits for its other end, with the number of the step it stands in.
+        self.sends: dict[tuple[int, int], deque[tuple[Send, int, int]]] = {}
+        self.receives: dict[tuple[int, int], deque[tuple[Recv, int]]] = {}
         self.num_messages = 0
 
     def run(self) -> Proof:
@@ -133,10 +135,11 @@ class _Verifier:
             self._check_transfer(actor, each)
             if isinstance(each, Send):
                 edge = (actor.rank, each.peer)
-                self.sends.setdefault(edge, deque()).append((each, self._value(actor, each.chunk, each.key)))
+                term = self._value(actor, each.chunk, each.key)
+                self.sends.setdefault(edge, deque()).append((each, term, actor.number))
             else:
                 edge = (each.peer, actor.rank)
-                self.receives.setdefault(edge, deque()).append(each)
+                self.receives.setdefault(edge, deque()).append((each, actor.number))
             touched.add(edge)
         done = [actor] if not actor.pending else []
         for edge in touched:
@@ -146,11 +149,14 @@ class _Verifier:
         return done
 
     def _match(self, edge: tuple[int, int]) -> list[_Rank]:
-        sends, receives = self.sends.get(edge, ()), self.receives.get(edge, ())
+        sends, receives = self.sends.setdefault(edge, deque()), self.receives.setdefault(edge, deque())
         done = []
         while sends and receives:
-            (send, term), receive = sends.popleft(), receives.popleft()  # type: ignore[union-attr]
+            (send, term, sent_in), (receive, received_in) = sends.popleft(), receives.popleft()
             source, target = (self.ranks[each] for each in edge)
+            if sent_in != received_in:
+                text = f"receives what rank {edge[0]} sends in step {sent_in}; both ends belong in the same step"
+                raise self._error(target, f"{text} (an empty Step waits one out)")
             if send.chunk != receive.chunk:
                 text = f"rank {edge[0]} sends chunk {send.chunk} where rank {edge[1]} expects chunk {receive.chunk}"
                 raise self._error(target, text)
@@ -170,24 +176,38 @@ class _Verifier:
             self._fold(actor, fold)
 
     def _receive(self, actor: _Rank, receive: Recv, term: int) -> None:
-        declared = sum(1 << rank for rank in set(iter_ranks(receive.carries)))
+        declared = self._declared(actor, receive)
         arriving, chunk = self.terms.mask(term), receive.chunk
         if declared != arriving:
             text = f"chunk {chunk} from rank {receive.peer} carries {ranks_of(arriving)}, declared {ranks_of(declared)}"
             raise self._error(actor, text)
         held = actor.own.get(chunk)
-        staged = [value for (each, _), value in actor.staged.items() if each == chunk]
-        if term in staged or (held is not None and arriving | self.terms.mask(held) == self.terms.mask(held)):
+        if term in actor.ever_staged.get(chunk, ()) or (
+            held is not None and arriving | self.terms.mask(held) == self.terms.mask(held)
+        ):
             raise self._error(actor, f"chunk {chunk} from rank {receive.peer} delivers what is held already")
         if receive.key == OWN:
             actor.own[chunk] = term
         else:
             self._stage(actor, chunk, receive.key, term)
 
+    def _declared(self, actor: _Rank, receive: Recv) -> int:
+        """The mask of ``carries``, which must name ranks that exist, each once: means are weighted by their number."""
+        mask = 0
+        for part in receive.carries:
+            if part and not 0 <= min(part) <= max(part) < self.schedule.world_size:
+                raise self._error(actor, f"{receive} carries ranks that are not among {self.schedule.world_size}")
+            contiguous = ((1 << len(part)) - 1) << part.start if part else 0
+            mask |= contiguous if part.step == 1 else sum(1 << rank for rank in part)
+        if bin(mask).count("1") != num_ranks(receive.carries):
+            raise self._error(actor, f"{receive} names a rank twice among what it carries")
+        return mask
+
     def _stage(self, actor: _Rank, chunk: int, key: int, term: int) -> None:
         if key < 0 or (chunk, key) in actor.staged:
             raise self._error(actor, f"chunk {chunk} cannot be staged under key {key}: keys are >= 0 and used once")
         actor.staged[chunk, key] = term
+        actor.ever_staged.setdefault(chunk, set()).add(term)
         actor.unused.add((chunk, key))
 
     def _fold(self, actor: _Rank, fold: Fold) -> None:
@@ -203,7 +223,8 @@ class _Verifier:
     def _value(self, actor: _Rank, chunk: int, key: int) -> int:
         value = actor.own.get(chunk) if key == OWN else actor.staged.get((chunk, key))
         if value is None:
-            raise self._error(actor, f"chunk {chunk} is used ({'own copy' if key == OWN else f'key {key}'}) but not held")
+            which = "own copy" if key == OWN else f"key {key}"
+            raise self._error(actor, f"chunk {chunk} is used ({which}) but not held")
         actor.unused.discard((chunk, key))
         return value
 
@@ -223,11 +244,14 @@ class _Verifier:
 
     def _waits_for(self, actor: _Rank) -> str:
         assert actor.step is not None
-        open_sends = [f"send of chunk {s.chunk} to rank {dst}" for (src, dst), queue in self.sends.items()
-                      for s, _ in queue if src == actor.rank]
-        open_receives = [f"receive of chunk {r.chunk} from rank {src}" for (src, dst), queue in self.receives.items()
-                         for r in queue if dst == actor.rank]
-        return f"rank {actor.rank} waits in step {actor.number} for {', '.join(open_sends + open_receives)}"
+        waits = []
+        for (source, target), sends in self.sends.items():
+            if source == actor.rank:
+                waits += [f"send of chunk {send.chunk} to rank {target}" for send, _, _ in sends]
+        for (source, target), receives in self.receives.items():
+            if target == actor.rank:
+                waits += [f"receive of chunk {receive.chunk} from rank {source}" for receive, _ in receives]
+        return f"rank {actor.rank} waits in step {actor.number} for {', '.join(waits)}"
 
     def _conclude(self) -> Proof:
         schedule, terms = self.schedule, self.terms
@@ -243,7 +267,8 @@ class _Verifier:
         first: dict[int, int] = {}
         same_bits = all(first.setdefault(chunk, term) == term for (_, chunk), term in results.items())
         reduces = schedule.collective not in ("all_gather", "broadcast")
-        rank_order = not reduces or all(terms.is_rank_order(each, schedule.world_size) for each in set(results.values()))
+        distinct = set(results.values())
+        rank_order = not reduces or all(terms.is_rank_order(each, schedule.world_size) for each in distinct)
         self._check_facts(same_bits, rank_order)
         num_steps = max(actor.number for actor in self.ranks)
         names = (schedule.algorithm, schedule.collective, schedule.world_size)

@@ -25,6 +25,8 @@ Result = TypeVar("Result")
 GRACE_S = 5.0
 """How long ranks may take to notice that their world was aborted, before they are given up (daemon threads)."""
 
+JOIN_SLICE_S = 0.2
+
 
 class ThreadWorld:
     """``world_size`` ranks in one process.
@@ -226,10 +228,11 @@ def _play(world: ThreadWorld, threads: list[threading.Thread], timeout: float | 
 
 def _join(threads: list[threading.Thread], timeout: float | None) -> list[int]:
     """Joins the threads that were started; returns the ranks of those that still run after ``timeout`` seconds."""
-    deadline = None if timeout is None else time.monotonic() + timeout
+    deadline = float("inf") if timeout is None else time.monotonic() + timeout
     for thread in threads:
-        if thread.ident is not None:
-            thread.join(None if deadline is None else max(deadline - time.monotonic(), 0.0))
+        # In slices: an interrupt that comes just before the main thread falls asleep is seen only when it wakes.
+        while thread.is_alive() and (remaining := deadline - time.monotonic()) > 0:
+            thread.join(min(remaining, JOIN_SLICE_S))
     return [rank for rank, thread in enumerate(threads) if thread.is_alive()]
 
 

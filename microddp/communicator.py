@@ -157,9 +157,8 @@ class Communicator:
             TransportError: a failure in flight; ``x`` (or ``out``) is then undefined.
             ClosedError: closed, or broken by an earlier failure.
         """
-        result: Array | Work[Array] = self._calls.run(
-            "all_reduce", partial(self._collectives.all_reduce, x, op, algorithm, order, out), async_op
-        )
+        check = partial(self._collectives.all_reduce, x, op, algorithm, order, out)
+        result: Array | Work[Array] = self._calls.run("all_reduce", check, async_op)
         return result
 
     @overload
@@ -189,9 +188,8 @@ class Communicator:
         Raises:
             ValueError: dimension 0 cannot be cut into world_size equal parts. Else as ``all_reduce``.
         """
-        result: Array | Work[Array] = self._calls.run(
-            "reduce_scatter", partial(self._collectives.reduce_scatter, x, op, out), async_op
-        )
+        check = partial(self._collectives.reduce_scatter, x, op, out)
+        result: Array | Work[Array] = self._calls.run("reduce_scatter", check, async_op)
         return result
 
     @overload
@@ -211,9 +209,8 @@ class Communicator:
         Returns:
             Shape (world_size * k, ...): a new array, or ``out``. Raises as ``all_reduce``.
         """
-        result: Array | Work[Array] = self._calls.run(
-            "all_gather", partial(self._collectives.all_gather, x, out), async_op
-        )
+        check = partial(self._collectives.all_gather, x, out)
+        result: Array | Work[Array] = self._calls.run("all_gather", check, async_op)
         return result
 
     @overload
@@ -224,9 +221,8 @@ class Communicator:
 
     def broadcast(self, x: Array, root: int = 0, async_op: bool = False) -> Array | Work[Array]:
         """Overwrites every rank's ``x`` with that of ``root``. Returns ``x`` itself; raises as ``all_reduce``."""
-        result: Array | Work[Array] = self._calls.run(
-            "broadcast", partial(self._collectives.broadcast, x, root), async_op
-        )
+        check = partial(self._collectives.broadcast, x, root)
+        result: Array | Work[Array] = self._calls.run("broadcast", check, async_op)
         return result
 
     @overload
@@ -246,9 +242,8 @@ class Communicator:
 
         Returns ``x`` itself on every rank; raises as ``all_reduce``.
         """
-        result: Array | Work[Array] = self._calls.run(
-            "reduce", partial(self._collectives.reduce, x, op, root), async_op
-        )
+        check = partial(self._collectives.reduce, x, op, root)
+        result: Array | Work[Array] = self._calls.run("reduce", check, async_op)
         return result
 
     def barrier(self) -> None:

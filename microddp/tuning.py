@@ -34,8 +34,10 @@ def choose_all_reduce(nbytes: int, world_size: int, *, order: str | None = None,
 
 
 def choose_slicing(chunk_nbytes: int, world_size: int) -> Slicing:
-    """One slice while a chunk is at most 1 MiB, then slices of 1 to 4 MiB, so that staging is bounded."""
-    if chunk_nbytes <= MIB:
-        return Slicing(max(16, -(-chunk_nbytes // 16) * 16), 2)
-    quarter = -(-chunk_nbytes // 64) * 16
-    return Slicing(min(4 * MIB, max(MIB, quarter)), 2)
+    """One slice while a chunk is at most 1 MiB, then slices of at most 1 MiB, as equal as 16 bytes allow.
+
+    Two slots of 1 MiB stay in a core's cache; larger slices lose that, smaller ones cost a message each.
+    """
+    num_slices = max(1, -(-chunk_nbytes // MIB))
+    units = -(-chunk_nbytes // (16 * num_slices))
+    return Slicing(max(1, units) * 16, 2)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from typing import NoReturn, TypeVar
 
 from microddp.errors import ClosedError, CollectiveTimeoutError, RemoteError
-from microddp.transport.base import Event, Exchange, Header, Kind, Transfer, Transport
-from microddp.transport.thread_call import Call, Meeting, Pair, Pending, move
-from microddp.transport.thread_failure import call_text
+from microddp.transport.base import Exchange, Header, Transport
+from microddp.transport.thread_exchange import ThreadExchange
 from microddp.transport.thread_state import WorldState
 
 __all__ = ["ThreadTransport", "ThreadWorld", "run_thread_ranks"]
@@ -25,7 +25,7 @@ Result = TypeVar("Result")
 GRACE_S = 5.0
 """How long ranks may take to notice that their world was aborted, before they are given up (daemon threads)."""
 
-JOIN_SLICE_S = 0.2
+WAIT_SLICE_S = 0.2
 
 
 class ThreadWorld:
@@ -81,7 +81,7 @@ class ThreadTransport(Transport):
         if isinstance(call, BaseException):
             self._world.drain(self._state)
             raise call
-        return _ThreadExchange(self, self._world, call)
+        return ThreadExchange(self._world, call, self.counters)
 
     def reject(self, sequence: int, error: BaseException) -> None:
         self._world.reject(self._state, sequence, error)
@@ -91,75 +91,6 @@ class ThreadTransport(Transport):
 
     def close(self) -> None:
         self._world.close(self._state)
-
-
-class _ThreadExchange(Exchange):
-    """One collective of one rank thread."""
-
-    def __init__(self, transport: ThreadTransport, world: WorldState, call: Call) -> None:
-        self._counters = transport.counters
-        self._peers = frozenset(range(transport.world_size)) - {transport.rank}
-        self._world = world
-        self._call = call
-        self._steps: set[int] = set()
-
-    def post(self, group: Sequence[Transfer], after: Sequence[Event] = ()) -> Sequence[Event]:
-        for transfer in group:
-            if transfer.peer not in self._peers:
-                raise ValueError(f"rank {self._call.state.rank} has no peer {transfer.peer}")
-            if transfer.kind is Kind.RECV_COMBINE and transfer.combine is None:
-                raise ValueError(f"rank {self._call.state.rank}: a {transfer.kind.value} needs a combine function")
-        posted = [Pending(self._call, transfer) for transfer in group]
-        self._call.posted += posted
-        pairs: list[Pair] = []
-        try:
-            error = self._world.match(self._call, posted, pairs)
-            for source, target in pairs:
-                move(source, target)
-                self._world.complete(source, target)
-        except BaseException as raised:
-            error = self._world.break_moves(self._call, pairs, raised)
-        if error is not None:
-            self._fail(error)
-        for transfer in group:
-            self._counters.count(transfer)
-            self._steps.add(transfer.step)
-        return posted
-
-    def wait(self, events: Sequence[Event], queue: object = None) -> None:
-        for event in events:
-            if not event.done:
-                self._block(event)
-        if self._world.failure is not None or self._call.state.closed:
-            self._refuse()
-
-    def finish(self) -> None:
-        call = self._call
-        if not call.posted and not call.meeting.done:
-            self._block(call.meeting)
-        self.wait(call.posted)
-        call.state.call = None
-        self._counters.steps += len(self._steps)
-        self._counters.collectives += 1
-
-    def _block(self, awaited: Pending | Meeting) -> None:
-        try:
-            error = self._world.block(self._call, awaited)
-        except BaseException as interrupt:  # of this thread, while it sleeps
-            self._world.abort(self._call.state, interrupt)
-            raise
-        if error is not None:
-            self._fail(error)
-
-    def _refuse(self) -> None:
-        with self._world.lock:
-            error = self._world.refusal(self._call.state, f"in {call_text(self._call.header)}")
-        if error is not None:
-            self._fail(error)
-
-    def _fail(self, error: BaseException) -> NoReturn:
-        self._world.drain(self._call.state)
-        raise error
 
 
 def run_thread_ranks(
@@ -193,10 +124,7 @@ def run_thread_ranks(
         finally:
             transport.close()
 
-    threads = [
-        threading.Thread(target=run, args=(rank,), name=f"microddp-rank-{rank}", daemon=True)
-        for rank in range(world_size)
-    ]
+    threads = [_RankThread(rank, run) for rank in range(world_size)]
     try:
         overrun = _play(world, threads, timeout)
     except BaseException as interrupt:
@@ -207,7 +135,37 @@ def run_thread_ranks(
     return [results[rank] for rank in range(world_size)]
 
 
-def _play(world: ThreadWorld, threads: list[threading.Thread], timeout: float | None) -> BaseException | None:
+class _RankThread(threading.Thread):
+    """The thread of one rank. It says itself when it has ended: a ``join`` that is interrupted may call it ended."""
+
+    def __init__(self, rank: int, body: Callable[[int], None]) -> None:
+        super().__init__(name=f"microddp-rank-{rank}", daemon=True)
+        self._body: Callable[[], None] = partial(body, rank)
+        self._ended = threading.Event()
+
+    def run(self) -> None:
+        try:
+            self._body()
+        finally:
+            del self._body
+            self._ended.set()
+
+    def was_started(self) -> bool:
+        """Also true in the middle of ``start``, where an interrupt may have come."""
+        return self.ident is not None or self in threading.enumerate()
+
+    def wait(self, deadline: float) -> bool:
+        """Waits until the body has ended; False at the deadline.
+
+        In slices, as an interrupt that comes just before the main thread falls asleep is seen when it wakes.
+        """
+        while not self._ended.wait(max(min(deadline - time.monotonic(), WAIT_SLICE_S), 0.0)):
+            if time.monotonic() >= deadline:
+                return False
+        return True
+
+
+def _play(world: ThreadWorld, threads: list[_RankThread], timeout: float | None) -> BaseException | None:
     """Starts and joins the ranks; returns an error if they took too long."""
     try:
         for thread in threads:
@@ -226,14 +184,17 @@ def _play(world: ThreadWorld, threads: list[threading.Thread], timeout: float | 
     return overrun
 
 
-def _join(threads: list[threading.Thread], timeout: float | None) -> list[int]:
+def _join(threads: list[_RankThread], timeout: float | None) -> list[int]:
     """Joins the threads that were started; returns the ranks of those that still run after ``timeout`` seconds."""
     deadline = float("inf") if timeout is None else time.monotonic() + timeout
-    for thread in threads:
-        # In slices: an interrupt that comes just before the main thread falls asleep is seen only when it wakes.
-        while thread.is_alive() and (remaining := deadline - time.monotonic()) > 0:
-            thread.join(min(remaining, JOIN_SLICE_S))
-    return [rank for rank, thread in enumerate(threads) if thread.is_alive()]
+    running = []
+    for rank, thread in enumerate(threads):
+        if thread.was_started():
+            if thread.wait(deadline):
+                thread.join()
+            else:
+                running.append(rank)
+    return running
 
 
 def _raise_first(errors: list[tuple[int, BaseException]], overrun: BaseException | None) -> NoReturn:

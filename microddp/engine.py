@@ -102,12 +102,18 @@ class Engine:
             if program is not None and program.key == key:
                 return program.actions
         wide = op.accumulation_dtype(data.dtype) if op else data.dtype
-        buffers = [data, *self.pool.buffers(plan, data.dtype, wide, data.device)]
+        generation = self.pool.generation
+        # Detached, since a view keeps the tensor that it was cut from alive, and that may be the owner.
+        buffers = [data.detach(), *self.pool.buffers(plan, data.dtype, wide, data.device)]
         actions = [self._action(plan, issue, buffers, op) for issue in self._issues_of(plan)]
+        if owner is None:
+            return actions
+        if generation != self.pool.generation:  # the memory was replaced: let go of every view of the old one
+            self._programs.clear()
+            kept = self._programs.setdefault(owner, {})
         if len(kept) >= _KEPT_PROGRAMS:
             kept.pop(next(iter(kept)))
-        key = (*key[:-1], self.pool.generation)  # making the buffers may have moved them
-        kept[id(plan)] = _Program(key, plan, actions)
+        kept[id(plan)] = _Program((*key[:-1], self.pool.generation), plan, actions)
         return actions
 
     def _issues_of(self, plan: Plan) -> tuple[Issue, ...]:

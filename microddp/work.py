@@ -24,14 +24,14 @@ class Work(Generic[Result]):
     def __init__(self, job: Callable[[], Result], what: str) -> None:
         self._job: Callable[[], Result] | None = job
         self._what = what
-        self.finished = threading.Event()
+        self._finished = threading.Event()
         self._result: Result | None = None
         self._error: BaseException | None = None
         self._was_seen = False
 
     def done(self) -> bool:
         """Whether it has ended, well or not."""
-        return self.finished.is_set()
+        return self._finished.is_set()
 
     def wait(self, timeout: float | None = None) -> Result:
         """Blocks until it has ended and returns the result: the tensor that the call would have returned.
@@ -43,19 +43,18 @@ class Work(Generic[Result]):
             TimeoutError: it has not ended in time. It goes on: wait again.
             Exception: whatever made the collective fail, at every call of ``wait``.
         """
-        if not self.finished.wait(timeout):
+        if not self._finished.wait(timeout):
             raise TimeoutError(f"{self._what} has not ended after {timeout} s; it goes on")
         if self._error is not None:
             self._was_seen = True
             raise self._error
-        return self._result  # type: ignore[return-value] # set before finished
+        return self._result  # type: ignore[return-value] # set before _finished
 
     def __repr__(self) -> str:
         state = "failed" if self._error is not None else "done" if self.done() else "pending"
         return f"<Work {self._what}: {state}>"
 
-    def run(self) -> None:
-        """Does it; for the worker."""
+    def _run(self) -> None:
         job, self._job = self._job, None
         try:
             if job is not None:
@@ -63,7 +62,7 @@ class Work(Generic[Result]):
         except BaseException as error:  # told to whoever waits
             self._error = error
         finally:
-            self.finished.set()
+            self._finished.set()
 
     def __del__(self) -> None:
         error = getattr(self, "_error", None)
@@ -90,7 +89,7 @@ class Worker:
         if self._thread is None:
             self._thread = threading.Thread(target=_run_all, args=(self._queue,), name=self._name, daemon=True)
             self._thread.start()
-        self._last = work.finished
+        self._last = work._finished
         self._queue.put(work)
 
     def drain(self, timeout: float | None = None) -> bool:
@@ -113,5 +112,5 @@ def _run_all(works: queue.SimpleQueue[Work[Any] | None]) -> None:
         work = works.get()
         if work is None:
             return
-        work.run()
+        work._run()
         del work  # its last reference may be here: then an error is logged now

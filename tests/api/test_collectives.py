@@ -19,7 +19,8 @@ TAILS: list[tuple[int, ...]] = [(), (3,), (0,), (2, 5)]
 def contribution(rank: int, shape: tuple[int, ...]) -> torch.Tensor:
     """Integers that name their rank in a decimal digit each."""
     numel = torch.Size(shape).numel()
-    return (torch.arange(numel).reshape(shape) % 9 + 1) * 10**rank
+    digits = torch.arange(numel).reshape(shape) % 9 + 1
+    return digits.mul_(10**rank)
 
 
 @world_sizes
@@ -41,9 +42,10 @@ def test_reduce_scatter(world_size: int, tail: tuple[int, ...], is_dense: bool) 
         assert comm.reduce_scatter(x, out=out) is out
         assert torch.equal(out, wanted)
         assert bool(((room[2:] if is_dense else room[1::2]) == -1).all())
-        assert torch.equal(comm.reduce_scatter(x, op="max"), contribution(world_size - 1, shape)[: 2 * world_size][
-            2 * comm.rank : 2 * comm.rank + 2
-        ])
+        assert torch.equal(
+            comm.reduce_scatter(x, op="max"),
+            contribution(world_size - 1, shape)[: 2 * world_size][2 * comm.rank : 2 * comm.rank + 2],
+        )
         assert torch.equal(x, before)
 
     run(body, world_size)

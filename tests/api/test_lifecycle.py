@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,12 @@ import torch
 import microddp
 from microddp import ClosedError, CollectiveTimeoutError, Communicator, RemoteError, TransportError
 from microddp.transport.thread import ThreadWorld
+from microddp_kernels.operators import get_op
 from tests.api.tools import outcomes, run
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(110)
 
+GRACE_S = 5.0  # a busy machine
 ROOT = Path(__file__).parents[2]
 
 
@@ -149,10 +153,6 @@ def test_failure_while_combining_names_the_rank_and_breaks_all() -> None:
     def explode(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
         raise ArithmeticError("boom")
 
-    from dataclasses import replace
-
-    from microddp_kernels.operators import get_op
-
     op = replace(get_op("sum"), name="explode", eager=explode)
     for error in outcomes(lambda comm: comm.all_reduce(torch.ones(3), op=op, algorithm="tree"), 3):
         assert isinstance(error, (TransportError, ArithmeticError))
@@ -167,52 +167,47 @@ def test_forgotten_communicator_closes_itself() -> None:
         other.barrier()
 
 
-def _average(comm: Communicator, scale: float) -> tuple[list[float], str, list[float]]:
+def _average(comm: Communicator, scale: float) -> tuple[list[float], str, list[float], str]:
     x = torch.arange(5.0) * scale * (comm.rank + 1)
     work = comm.all_reduce(x, op="avg", async_op=True)
-    return work.wait().tolist(), comm.transport_name, comm.all_gather(torch.tensor(comm.rank + 0.5)).tolist()
+    averaged, gathered = work.wait().tolist(), comm.all_gather(torch.tensor(comm.rank + 0.5)).tolist()
+    try:
+        comm.all_reduce(torch.ones(3), op="average" if comm.rank == 1 else "sum")
+    except (ValueError, RemoteError) as error:
+        with contextlib.suppress(TransportError, ClosedError):
+            comm.barrier()  # a rank that has refused stays until the others have heard of it
+        return averaged, comm.transport_name, gathered, f"{type(error).__name__}: {error}"
+    return averaged, comm.transport_name, gathered, "no error"
 
 
 def test_processes() -> None:
-    results = microddp.run_processes(_average, 2, args=(2.0,), timeout=50)
-    assert results == [([0.0, 3.0, 6.0, 9.0, 12.0], "gloo", [0.5, 1.5])] * 2
-
-
-def _refuse_on_rank_one(comm: Communicator) -> None:
-    comm.all_reduce(torch.ones(3), op="average" if comm.rank == 1 else "sum")
-
-
-def test_refusal_crosses_processes() -> None:
-    with pytest.raises(ValueError, match="average"):
-        microddp.run_processes(_refuse_on_rank_one, 2, timeout=50)
+    results = microddp.run_processes(_average, 2, args=(2.0,), timeout=100)
+    assert [each[:3] for each in results] == [([0.0, 3.0, 6.0, 9.0, 12.0], "gloo", [0.5, 1.5])] * 2
+    remote, mine = results[0][3], results[1][3]
+    assert remote.startswith("RemoteError: rank 0 of 2") and "rank 1" in remote and "'average'" in remote
+    assert mine.startswith("ValueError: rank 1 of 2, all_reduce: unknown operator 'average'")
 
 
 SCRIPTS = {
-    "no close": "comm.all_reduce(torch.ones(3))",
-    "no close, exit": "comm.all_reduce(torch.ones(3)); sys.exit(0)",
-    "idle worker": "comm.all_reduce(torch.ones(3), async_op=True).wait()",
-    "pending work": "other = Communicator(ThreadWorld(2).transport(0)); work = other.all_reduce(torch.ones(3), async_op=True)",
-    "closed": "comm.close()",
+    "idle worker, never closed": "comm.all_reduce(torch.ones(3), async_op=True).wait()",
+    "pending work, never closed, exit": "other.all_reduce(torch.ones(3), async_op=True); comm.close()",
 }
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_every_way_to_exit_is_quick_and_quiet(name: str) -> None:
     code = (
-        "import sys, torch, microddp\n"
-        "from microddp import Communicator\n"
+        "import sys, time, torch, microddp\n"
         "from microddp.transport.thread import ThreadWorld\n"
-        f"comm = microddp.init()\n{SCRIPTS[name]}\nprint('end', flush=True)\n"
+        "comm, other = microddp.init(), microddp.init(ThreadWorld(2).transport(0))\n"
+        f"{SCRIPTS[name]}\nprint(time.monotonic(), flush=True)\nsys.exit(0)\n"
     )
-    began = time.monotonic()
-    done = _python(code)
-    assert done.returncode == 0, done.stderr
-    assert time.monotonic() - began < 20
-    noise = [line for line in done.stderr.splitlines() if "nobody waited" not in line]
-    assert not noise, done.stderr
-
-
-def _python(code: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-W", "error::ResourceWarning", "-c", code]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=50)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+    exit_s = time.monotonic() - float(done.stdout)
+    assert done.returncode == 0, done.stderr
+    assert exit_s < 5 + GRACE_S
+    expected = ["rank 0 of 2, all_reduce failed and nobody waited"] if "pending" in name else []
+    lines = done.stderr.splitlines()
+    assert len(lines) == len(expected) and all(line.startswith(text) for line, text in zip(lines, expected)), lines

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any, Final
 
@@ -13,7 +14,16 @@ from torch.distributed import ProcessGroupGloo
 from microddp.errors import TransportError
 from microddp.transport.base import Header
 
-__all__ = ["MIN_WAIT", "NUM_TAGS", "clone", "close_connections", "connect", "header_tag"]
+__all__ = [
+    "MIN_WAIT",
+    "NUM_TAGS",
+    "clone",
+    "close_connections",
+    "connect",
+    "dissemination",
+    "header_tag",
+    "is_connected",
+]
 
 MIN_WAIT: Final = timedelta(milliseconds=1)
 """The shortest wait: Gloo counts milliseconds and takes 0 for "no timeout"."""
@@ -21,7 +31,7 @@ MIN_WAIT: Final = timedelta(milliseconds=1)
 NUM_TAGS: Final = 2**31 - 1
 """Tags of messages are 0..NUM_TAGS - 1; Gloo has 31 bits."""
 
-POISON_TAG: Final = NUM_TAGS  # no message's tag
+RESERVED_TAG: Final = NUM_TAGS  # no message's tag
 
 
 def header_tag(header: Header) -> int:
@@ -50,11 +60,20 @@ def connect(store: Any, rank: int, world_size: int, timeout: float, address: str
     options._threads = 1  # for Gloo's own collectives, which are not used
     try:
         options._devices = [_device(address)]
-        return group_type(store, rank, world_size, options)
+        group = group_type(store, rank, world_size, options)
+        _barrier(group, rank, world_size, options._timeout)
+        return group
     except RuntimeError as error:
         raise TransportError(
             f"rank {rank} of {world_size} could not connect to the other ranks within {timeout:g} s: {error}"
         ) from error
+
+
+def dissemination(rank: int, world_size: int) -> Iterator[tuple[int, int]]:
+    """(whom to tell, whom to hear from) in each round of a barrier: after round k, news of 2^(k+1) ranks is here."""
+    for round_number in range((world_size - 1).bit_length()):
+        distance = 2**round_number
+        yield (rank + distance) % world_size, (rank - distance) % world_size
 
 
 def close_connections(group: Any, rank: int, world_size: int) -> None:
@@ -68,10 +87,28 @@ def close_connections(group: Any, rank: int, world_size: int) -> None:
         if peer == rank:
             continue
         try:
-            group.recv(scratch, peer, POISON_TAG).wait(MIN_WAIT)
+            group.recv(scratch, peer, RESERVED_TAG).wait(MIN_WAIT)
         except RuntimeError:
             # Timed out: done, and the rest raise at once. Or this one was closed before: the next may be open.
             continue
+
+
+def is_connected(group: Any, peer: int) -> bool:
+    """False if the connection to ``peer`` has ended. Each question that is answered by True costs some bytes."""
+    try:
+        group.recv([torch.empty(1, dtype=torch.uint8)], peer, RESERVED_TAG)
+    except RuntimeError:
+        return False
+    return True
+
+
+def _barrier(group: Any, rank: int, world_size: int, timeout: timedelta) -> None:
+    """Keeps this rank from leaving, with its connections, while another is still setting up its own."""
+    for to_rank, from_rank in dissemination(rank, world_size):
+        token, received = torch.zeros(2, dtype=torch.uint8).split(1)
+        works = [group.send([token], to_rank, RESERVED_TAG), group.recv([received], from_rank, RESERVED_TAG)]
+        for work in works:
+            work.wait(timeout)
 
 
 def _device(address: str | None) -> Any:

@@ -18,9 +18,24 @@ from typing import Any, Final
 from microddp.errors import ClosedError, CollectiveTimeoutError, MismatchError, RemoteError, TransportError
 from microddp.transport.base import Header
 
-__all__ = ["Failure", "Noticeboard", "Status", "describe_mismatch", "name_ranks"]
+__all__ = [
+    "SETTLE_GRACE_S",
+    "STORE_TIMEOUT_S",
+    "Failure",
+    "Noticeboard",
+    "Status",
+    "connection_lost",
+    "describe_mismatch",
+    "name_ranks",
+]
 
 POLL_S: Final = 0.01
+
+STORE_TIMEOUT_S: Final = 1.0
+"""How long anything waits for one answer of the store."""
+
+SETTLE_GRACE_S: Final = 0.5
+"""How long to wait for a better reason than a lost connection: a rank that ends its connections says why."""
 
 _EXCEPTIONS: Final[dict[str, type[TransportError]]] = {
     "closed": TransportError,
@@ -127,6 +142,12 @@ class Noticeboard:
             return None
         found: bytes = self._store.get(key)
         return found
+
+
+def connection_lost(rank: int, peer: int | None) -> Failure:
+    """What ``rank`` can say when it knows no more than that ``peer`` is gone."""
+    text = f"rank {rank} lost its connection to rank {peer}, which exited, was killed or failed"
+    return Failure("lost", rank, text)
 
 
 def name_ranks(ranks: Sequence[int]) -> str:

@@ -8,15 +8,23 @@ it sleeps, and waking it costs the caller one queue operation.
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import threading
 import time
 from collections.abc import Callable
 from typing import Any, Final
 
+from torch.distributed import DistNetworkError
+
 from microddp.transport.base import Header
-from microddp.transport.noticeboard import Failure, Noticeboard, Status, describe_mismatch
+from microddp.transport.noticeboard import (
+    SETTLE_GRACE_S,
+    Failure,
+    Noticeboard,
+    Status,
+    connection_lost,
+    describe_mismatch,
+)
 
 __all__ = ["Watchdog"]
 
@@ -30,25 +38,36 @@ class Watchdog:
         waiting_since: when the current wait began (``time.monotonic()``); None while not waiting. Written by the
             waiting thread, once for each wait.
         last_sequence: the last collective that this rank entered; -1: none yet.
+        probe: the peers of which the transport is not told when they die in the current wait.
         meeting: set by an exchange that has nothing to transfer and waits for all ranks to enter its collective.
     """
 
-    def __init__(self, board: Noticeboard, period: float, on_failure: Callable[[Failure], None]) -> None:
-        """``on_failure`` is called, on this thread, once, with what broke the collective that is being waited in."""
+    def __init__(
+        self,
+        board: Noticeboard,
+        period: float,
+        is_connected: Callable[[int], bool],
+        on_failure: Callable[[Failure], None],
+    ) -> None:
+        """Both are called on this thread: ``on_failure`` with what broke the collective that is being waited in."""
         self._board = board
         self._period = period
         self._tick_s = min(MAX_TICK_S, period / 2)
+        self._is_connected = is_connected
         self._on_failure = on_failure
         self._tasks: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._start_lock = threading.Lock()
         self._asleep = True
+        self._store_is_gone = False
         self._header: Header | None = None  # of the collective that is open
         self._latest: Header | None = None  # of the last one
         self._published = Status()
         self._incomplete_mismatch = False
         self.last_sequence = -1
         self.waiting_since: float | None = None
+        self.probe: set[int] = set()
+        self._next_probe = (0.0, 0.0)  # of which wait, when
         self.meeting: threading.Event | None = None
 
     def begin(self, header: Header) -> None:
@@ -66,8 +85,8 @@ class Watchdog:
 
     def call(self, task: Callable[[Noticeboard], Any], timeout: float) -> Any:
         """What ``task`` returns on the watchdog's thread; None if it raised or took longer than ``timeout``."""
-        if threading.current_thread() is self._thread:
-            return task(self._board)
+        if self._store_is_gone:
+            return None
         done = threading.Event()
         result: list[Any] = []
 
@@ -105,11 +124,21 @@ class Watchdog:
                 task = _nothing
             if task is None:
                 return
-            # The store may be gone: then this rank learns from its connections what it can.
-            with contextlib.suppress(RuntimeError, OSError):
-                task()
-            with contextlib.suppress(RuntimeError, OSError):
-                self._tick()
+            self._guard(task)
+            self._guard(self._tick)
+            self._look_at_connections()
+
+    def _guard(self, task: Callable[[], object]) -> None:
+        if self._store_is_gone:
+            return
+        try:
+            task()
+        except DistNetworkError:
+            # torch prints a page each time a store that is gone is asked: from now on this rank learns from its
+            # connections what it can.
+            self._store_is_gone = True
+        except (RuntimeError, OSError):
+            return  # one question that the store could not answer
 
     def _sleep_s(self) -> float | None:
         """How long to sleep; None: until something comes in the queue."""
@@ -121,7 +150,8 @@ class Watchdog:
         return self._tick_s
 
     def _is_busy(self) -> bool:
-        return self._header is not None or self._published.header is not self._latest
+        unpublished = self._published.header is not self._latest and not self._store_is_gone
+        return self._header is not None or unpublished
 
     def _tick(self) -> None:
         latest, header = self._latest, self._header
@@ -140,6 +170,27 @@ class Watchdog:
         if failure is not None:
             failure = self._board.publish(failure)
             self._on_failure(failure)
+
+    def _look_at_connections(self) -> None:
+        """Rarer the longer a wait has lasted: each look costs some bytes that live as long as the connection."""
+        since, now = self.waiting_since, time.monotonic()
+        if since is None or not self.probe:
+            return
+        last_since, due = self._next_probe
+        if last_since != since:
+            due = since + self._period
+        if now >= due:
+            for peer in sorted(self.probe):
+                if not self._is_connected(peer):
+                    self._on_failure(self._settle(connection_lost(self._board.rank, peer), peer))
+                    return
+            due = now + max(self._period, (now - since) / 10)
+        self._next_probe = (since, due)
+
+    def _settle(self, suspicion: Failure, peer: int) -> Failure:
+        found = [suspicion]
+        self._guard(lambda: found.append(self._board.settle(suspicion, peer, SETTLE_GRACE_S)))
+        return found[-1]
 
     def _compare(self, header: Header) -> Failure | None:
         """Looks at where all ranks are; ends the meeting, if there is one, once all have come."""

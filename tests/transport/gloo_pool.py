@@ -9,9 +9,13 @@ import pytest
 
 from microddp.processes import RankProcesses
 
-__all__ = ["GlooPool", "gloo_pools", "shared_pool"]
+__all__ = ["QUICK_NAMES", "GlooPool", "gloo_pools", "shared_pool"]
 
 CALL_TIMEOUT_S = 100.0
+
+# torch asks for the name of every address that its store connects to: a name server that is slow to answer, or not
+# there, must not cost five seconds each time.
+QUICK_NAMES = {"RES_OPTIONS": "timeout:1 attempts:1"}
 
 
 class GlooPool:
@@ -29,7 +33,7 @@ class GlooPool:
     def run(self, fn: Callable[..., Any], *args: Any, timeout: float = CALL_TIMEOUT_S) -> list[Any]:
         """``fn(transport, *args)`` on every rank; ``fn`` is importable. Raises what the first rank raised."""
         if self._ranks is None:
-            self._ranks = RankProcesses(self.world_size, daemon=True)
+            self._ranks = RankProcesses(self.world_size, env=QUICK_NAMES, daemon=True)
         try:
             return self._ranks.call(fn, *args, timeout=timeout)
         finally:

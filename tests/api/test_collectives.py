@@ -20,7 +20,7 @@ def contribution(rank: int, shape: tuple[int, ...]) -> torch.Tensor:
     """Integers that name their rank in a decimal digit each."""
     numel = torch.Size(shape).numel()
     digits = torch.arange(numel).reshape(shape) % 9 + 1
-    return digits.mul_(10**rank)
+    return torch.mul(digits, 10**rank)
 
 
 @world_sizes

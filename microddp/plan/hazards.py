@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -25,13 +26,16 @@ def find_races(plan: Plan) -> list[Race]:
 
     Each buffer is cut at every start and stop of a span; within a piece, each write must be ordered with every other
     access by a path of dependencies.
+
+    Raises:
+        PlanError: an instruction depends on a later one.
     """
     follows = _reachable(plan)
     races: dict[tuple[int, int], Race] = {}
     for piece, accesses in _pieces(plan):
         for place, (first, wrote_first) in enumerate(accesses):
             for second, wrote_second in accesses[place + 1 :]:
-                ordered = first == second or second in follows[first] or first in follows[second]
+                ordered = first == second or (follows[first] >> second | follows[second] >> first) & 1
                 if (wrote_first or wrote_second) and not ordered:
                     races.setdefault((first, second), Race(first, second, piece))
     return list(races.values())
@@ -46,19 +50,14 @@ def check_races(plan: Plan) -> None:
         raise PlanError(f"rank {plan.rank}: {len(races)} races; instructions {race.first} and {race.second}: {pair}")
 
 
-def _reachable(plan: Plan) -> list[set[int]]:
-    follows: list[set[int]] = [set() for _ in plan.instructions]
-    successors: list[list[int]] = [[] for _ in plan.instructions]
-    for index, direct in enumerate(plan.after):
-        for each in direct:
-            successors[each].append(index)
-    for start in range(len(plan.instructions)):
-        stack = [start]
-        while stack:
-            for each in successors[stack.pop()]:
-                if each not in follows[start]:
-                    follows[start].add(each)
-                    stack.append(each)
+def _reachable(plan: Plan) -> list[int]:
+    """For each instruction a bit mask of those that can only start after it."""
+    follows = [0] * len(plan.instructions)
+    for index in reversed(range(len(plan.instructions))):
+        for each in plan.after[index]:
+            if not 0 <= each < index:
+                raise PlanError(f"rank {plan.rank}: instruction {index} depends on {each}, which is not an earlier one")
+            follows[each] |= follows[index] | 1 << index
     return follows
 
 
@@ -73,7 +72,9 @@ def _pieces(plan: Plan) -> list[tuple[Span, list[tuple[int, bool]]]]:
     for buffer in range(len(plan.buffers)):
         here = [each for each in spans if each[0].buffer == buffer]
         cuts = sorted({cut for span, _, _ in here for cut in (span.start, span.stop)})
-        for start, stop in pairwise(cuts):
-            touching = [each[1:] for each in here if each[0].start <= start and stop <= each[0].stop]
-            pieces.append((Span(buffer, start, stop), touching))
+        accesses: list[list[tuple[int, bool]]] = [[] for _ in cuts]
+        for span, index, is_write in here:
+            for place in range(bisect_left(cuts, span.start), bisect_left(cuts, span.stop)):
+                accesses[place].append((index, is_write))
+        pieces += [(Span(buffer, *ends), touching) for ends, touching in zip(pairwise(cuts), accesses)]
     return pieces

@@ -1,8 +1,8 @@
 """Proves plans: runs all ranks' plans on symbols, through their real spans, in many legal orders.
 
 Freedom from races (``hazards``) says that the outcome does not depend on timing, not that it is right: dependencies
-derived from spans make a wrong program race-free too. Here each element carries the term of what it holds, and at
-the end every element must hold the term that the schedule's own proof gives its chunk.
+derived from spans make a wrong program race-free too. Here each element carries which element it is and the term of
+what it holds; at the end every element must be itself and hold the term that the schedule's own proof gives its chunk.
 """
 
 from __future__ import annotations
@@ -13,17 +13,16 @@ from collections.abc import Sequence
 from typing import Literal, get_args
 
 from microddp.errors import PlanError
-from microddp.plan.instructions import DATA, Combine, Copy, Plan, Recv, RecvCombine, Send, Span, is_transfer
+from microddp.plan.instructions import DATA, Combine, Copy, Plan, Recv, RecvCombine, Send, is_transfer
+from microddp.plan.memory import NOTHING, Memory, Token
 from microddp.schedule import Schedule
-from microddp.schedule.terms import Overlap, Terms
+from microddp.schedule.terms import Terms
 
 __all__ = ["Mode", "prove"]
 
 Mode = Literal["any", "host", "stream"]
 
 Edge = tuple[int, int]  # (source, target)
-
-_POISON = -1
 
 
 def prove(
@@ -48,12 +47,17 @@ def prove(
 
     Raises:
         PlanError: a wrong term, a wrong weight or divisor, transfers that do not match, or a deadlock.
-        ValueError: an unknown mode.
+        ValueError: an unknown mode, or not one plan of one size for each rank.
     """
     if mode not in get_args(Mode):
         raise ValueError(f"unknown mode {mode!r}; known: {', '.join(get_args(Mode))}")
+    found = [(plan.rank, plan.world_size, plan.numel, plan.itemsize) for plan in plans]
+    if [each[:2] for each in found] != [(rank, schedule.world_size) for rank in range(schedule.world_size)]:
+        raise ValueError(f"expected a plan for each of {schedule.world_size} ranks, got (rank, world_size) {found}")
+    if len({each[2:] for each in found}) > 1:
+        raise ValueError(f"plans of different sizes: (rank, world_size, numel, itemsize) {found}")
     terms = Terms()
-    ranks = [_Rank(plan, mode, terms, _initial(schedule, plan, terms)) for plan in plans]
+    ranks = [_Rank(plan, mode, Memory(schedule, plan, terms)) for plan in plans]
     _play(ranks, random.Random(seed))
     travels_as_mean = means and not schedule.entry.rank_order
     wanted = _expected(schedule, terms, wide=wide)
@@ -64,14 +68,12 @@ def prove(
 class _Rank:
     """One rank's memory, and which of its instructions are issued and complete."""
 
-    def __init__(self, plan: Plan, mode: Mode, terms: Terms, data: list[int]) -> None:
-        self.plan, self.mode, self.terms = plan, mode, terms
-        self.memory = [data, *([_POISON] * buffer.numel for buffer in plan.buffers[1:])]
+    def __init__(self, plan: Plan, mode: Mode, memory: Memory) -> None:
+        self.plan, self.mode, self.memory = plan, mode, memory
         self.num_issued = 0
         self.in_flight: set[int] = set()
         self.complete: set[int] = set()
         self.posted: dict[Edge, deque[int]] = {}
-        self.weighed: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
         self.unmet = [len(direct) for direct in plan.after]
         self.followers: list[list[int]] = [[] for _ in plan.instructions]
         self.lanes: dict[Edge, deque[int]] = {}  # what is still to be posted on each edge, in order
@@ -113,9 +115,9 @@ class _Rank:
         if self.mode == "any":
             self.ready.remove(index)
         if isinstance(instruction, Copy):
-            self.write(instruction.out, self.read(instruction.source))
+            self.memory.write(instruction.out, self.memory.read(instruction.source))
         elif isinstance(instruction, Combine):
-            self._fold(instruction, [self.read(each, folding=True) for each in instruction.operands])
+            self.memory.fold(instruction)
         else:
             edge = self.edge(index)
             self.in_flight.add(index)
@@ -128,14 +130,15 @@ class _Rank:
         self._finish(index)
         return None
 
-    def arrive(self, index: int, values: list[int]) -> None:
-        """Completes a receive with the values that the peer sent."""
+    def arrive(self, index: int, tokens: list[Token]) -> None:
+        """Completes a receive with what the peer sent."""
         instruction = self.plan.instructions[index]
         if isinstance(instruction, RecvCombine):
-            held = [values if each is None else self.read(each, folding=True) for each in instruction.operands]
-            self._fold(instruction, held)
+            if len(tokens) != len(instruction.out):
+                raise PlanError(f"rank {self.plan.rank} receives {len(tokens)} elements: {instruction}")
+            self.memory.fold(instruction, tokens)
         elif isinstance(instruction, Recv):
-            self.write(instruction.out, values)
+            self.memory.write(instruction.out, tokens)
         self._finish(index)
 
     def sent(self, index: int) -> None:
@@ -154,55 +157,6 @@ class _Rank:
             self.unmet[each] -= 1
             if self._may_start(each):
                 self.ready.append(each)
-
-    def read(self, span: Span, *, folding: bool = False) -> list[int]:
-        values = self._buffer(span, folding=folding)[span.start : span.stop]
-        if len(values) != len(span) or _POISON in values:
-            raise PlanError(f"rank {self.plan.rank} reads {span}, which holds nothing yet")
-        return values
-
-    def write(self, span: Span, values: list[int], *, folding: bool = False) -> None:
-        buffer = self._buffer(span, folding=folding)
-        if len(values) != len(span) or span.start < 0 or span.stop > len(buffer):
-            raise PlanError(f"rank {self.plan.rank} writes {len(values)} elements into {span}")
-        buffer[span.start : span.stop] = values
-
-    def _buffer(self, span: Span, *, folding: bool) -> list[int]:
-        if self.plan.buffers[span.buffer].wide and not folding:
-            raise PlanError(f"rank {self.plan.rank} moves {span} of an accumulator, which only folds may touch")
-        return self.memory[span.buffer]
-
-    def _fold(self, instruction: Combine | RecvCombine, operands: list[list[int]]) -> None:
-        first = instruction.operands[0]
-        continues = first is not None and self.plan.buffers[first.buffer].wide
-        try:
-            values = [self._folded(column, continues=continues) for column in zip(*operands, strict=True)]
-        except (Overlap, ValueError) as error:
-            raise PlanError(f"rank {self.plan.rank}: {instruction}: {error!r}") from error
-        if instruction.weights is not None:
-            counts = {tuple(bin(self.terms.mask(each)).count("1") for each in column) for column in zip(*operands)}
-            self.weighed.extend((instruction.weights, each) for each in counts)
-        full = (1 << self.plan.world_size) - 1
-        if instruction.divisor is not None:
-            if instruction.divisor != self.plan.world_size or any(self.terms.mask(each) != full for each in values):
-                raise PlanError(f"rank {self.plan.rank} divides by {instruction.divisor} too early: {instruction}")
-            values = [self.terms.fold([each]) for each in values]
-        self.write(instruction.out, values, folding=True)
-
-    def _folded(self, column: Sequence[int], *, continues: bool) -> int:
-        """The fold of one element's operands; what an accumulator holds was not rounded and goes on in this fold."""
-        return self.terms.fold([*self.terms.operands(column[0]), *column[1:]] if continues else column)
-
-
-def _initial(schedule: Schedule, plan: Plan, terms: Terms) -> list[int]:
-    data = [_POISON] * plan.numel
-    if schedule.collective == "broadcast" and plan.rank != schedule.root:
-        return data
-    chunks = [plan.rank] if schedule.collective == "all_gather" else range(schedule.num_chunks)
-    for chunk in chunks:
-        start, stop = schedule.chunk_span(chunk, plan.numel, plan.itemsize)
-        data[start:stop] = [terms.leaf(plan.rank)] * (stop - start)
-    return data
 
 
 def _play(ranks: list[_Rank], chance: random.Random) -> None:
@@ -239,7 +193,7 @@ def _move(source: _Rank, target: _Rank, edge: Edge) -> bool:
     assert isinstance(send, Send)
     if (send.step, send.slice) != (receive.step, receive.slice):
         raise PlanError(f"rank {edge[0]}'s {send} meets rank {edge[1]}'s {receive}")
-    target.arrive(received, source.read(send.source))
+    target.arrive(received, source.memory.read(send.source))
     source.sent(sent)
     return bool(source.posted[edge] and target.posted[edge])
 
@@ -255,9 +209,9 @@ def _check_results(
             if divides:
                 term = terms.fold([term])
             for element in range(start, stop):
-                held = rank.memory[DATA][element]
-                if held != term:
-                    text = "nothing" if held == _POISON else terms.text(held)
+                held = rank.memory.buffers[DATA][element]
+                if held != (element, term):
+                    text = "nothing" if held == NOTHING else f"{terms.text(held[1])} of element {held[0]}"
                     where = f"rank {rank.plan.rank}, element {element} (chunk {chunk})"
                     raise PlanError(f"{where} ends as {text}, the schedule says {terms.text(term)}")
 
@@ -275,6 +229,6 @@ def _check_weights(ranks: list[_Rank], *, weighed: bool) -> None:
         folds = [each for each in rank.plan.instructions if isinstance(each, (Combine, RecvCombine))]
         if any((each.weights is not None) is not weighed for each in folds):
             raise PlanError(f"rank {rank.plan.rank}: {'a fold has no' if weighed else 'a fold has'} weights")
-        for stated, held in rank.weighed:
+        for stated, held in rank.memory.weighed:
             if stated != held:
                 raise PlanError(f"rank {rank.plan.rank} weighs its operands {stated}; they cover {held} ranks")

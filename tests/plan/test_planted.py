@@ -205,6 +205,9 @@ WRONG = [
     Wrong("ring", off_by_one(Send, "source"), MIXED),
     Wrong("ring", off_by_one(Recv, "out"), "of a buffer of 4 elements"),
     Wrong("direct", off_by_one(Send, "source"), MIXED),
+    # Nothing is folded here: only the comparison at the end can tell one element from the next.
+    Wrong("all_gather", off_by_one(Send, "source"), "element 12 .* ends as x1 of element 13, the schedule says x1"),
+    Wrong("broadcast", off_by_one(Send, "source"), "element 0 .* ends as x0 of element 1, the schedule", rank=0),
     Wrong("ring", short_by_one, MIXED),
     Wrong(
         "naive",

@@ -93,3 +93,14 @@ def test_carries_count_every_rank_once() -> None:
     assert num_ranks(only(1) + only(1)) == 2
     with pytest.raises(ScheduleError, match="names a rank twice"):
         schedule_of(table, like).verify()
+
+
+def test_a_staged_value_is_delivered_once_even_if_both_copies_are_used() -> None:
+    """The first is folded, the second forwarded: no contribution is counted twice, and still bytes are wasted."""
+    like = schedule("full_ring", 3, order="rank")
+    first, second = map(list, zip(*table_of(like)))
+    again = [Step((Recv(2, 0, only(2), key=9),)), Step(), Step((Send(0, 0),))]
+    forward, arrival = second[0].transfers
+    second[0] = replace(second[0], transfers=(replace(forward, key=9), arrival))
+    with pytest.raises(ScheduleError, match="rank 0, step 1: chunk 0 from rank 2 delivers what is held already"):
+        schedule_of([list(steps) for steps in zip(first, again, second)], like).verify()

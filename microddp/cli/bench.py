@@ -142,7 +142,7 @@ def _write(args: argparse.Namespace, plan: BenchPlan, rows: list[Row], world_siz
     out.line(f"all_reduce over {counted(world_size, 'rank')}, transport {transport}, {threads}{order}", "bold")
     out.paragraph(
         f"time: median of {counted(plan.iters, 'iteration')} of the slowest rank, after {plan.warmup} for warming up; "
-        f"busbw = algbw 2(n-1)/n; 1 GB = 10^9 bytes; #wrong: against an exact check, over all ranks.",
+        f"busbw = algbw 2(n-1)/n; GB = 10^9 bytes; #wrong: against an exact check, all ranks together.",
         "dim",
     )
     for algorithm in plan.algorithms:

@@ -82,7 +82,8 @@ def check_training(reports: Sequence[RankReport], alone: torch.Tensor, *, requir
     differing = [rank for rank, report in enumerate(reports) if _raw(report.parameters) != first]
     apart = max(_difference(report.parameters, alone) for report in reports)
     kept = accuracy >= MIN_ACCURACY if require_accuracy else None
-    seen = "identical" if not differing else f"rank {', '.join(map(str, differing))} differs from rank 0"
+    verb = "differs" if len(differing) == 1 else "differ"
+    seen = "identical" if not differing else f"rank {', '.join(map(str, differing))} {verb} from rank 0"
     return [
         Check(f"accuracy on the test images is at least {MIN_ACCURACY:.0%}", f"{accuracy:.2%}", kept),
         Check("parameters have the same bits on every rank", seen, not differing),

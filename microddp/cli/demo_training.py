@@ -24,7 +24,7 @@ CORRUPTION: Final = 1e-3
 """What ``--corrupt`` adds to one element of one rank's averaged gradient, in one step."""
 
 _BOUND: Final = 64**-0.5  # both layers have 64 inputs
-WARMUP, ITERATIONS = 3, 21
+WARMUP, ITERATIONS = 2, 11
 Average = Callable[[torch.Tensor, int], None]  # a bucket of gradients, in place, in step number …
 
 

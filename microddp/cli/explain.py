@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["Explanation", "Traffic", "add_parser", "explain"]
 
 MAX_RANKS = 256
-_ALL_RANKS, _ALL_STEPS = 8, 16  # up to here everything is shown
+_ALL_RANKS, _ALL_STEPS = 8, 14  # up to here everything is shown
 _EDGE = 3
 
 

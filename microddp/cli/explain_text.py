@@ -19,6 +19,7 @@ from microddp.schedule.render import step_text
 __all__ = ["ranks_text", "write_text"]
 
 _SHOWN_ELEMENTS = 8
+_SHOWN_WORDS = 10
 _SHOWN_SLOTS = 3
 _SHOWN_ORDERS = 4
 _MOVES_WIDTH = (22, 46)  # at least, at most
@@ -27,8 +28,9 @@ _LONG_ORDER = 60
 
 def write_text(explanation: Explanation, out: Output, *, full: bool) -> None:
     """Writes all sections."""
+    full = full or len(explanation.ranks) == explanation.schedule.world_size
     _write_title(explanation, out)
-    _write_timetable(explanation, out)
+    _write_timetable(explanation, out, full)
     _write_proof(explanation, out)
     _write_steps(explanation, out, full)
     _write_bytes(explanation, out)
@@ -48,7 +50,7 @@ def _write_title(explanation: Explanation, out: Output) -> None:
     out.line(f"n = {n}, {size}{f', {op.name}' if op else ''}{root}")
 
 
-def _write_timetable(explanation: Explanation, out: Output) -> None:
+def _write_timetable(explanation: Explanation, out: Output, full: bool) -> None:
     schedule = explanation.schedule
     out.heading("Timetable")
     note = "c0->1 sends chunk 0 to rank 1, c0<-2 receives it from rank 2, fold combines what arrived"
@@ -61,18 +63,22 @@ def _write_timetable(explanation: Explanation, out: Output) -> None:
         for line in lines:
             out.line(line)
         return
-    for number, (ranks, rows) in enumerate(_timetable_parts(explanation, out.width)):
+    for number, (ranks, rows) in enumerate(_timetable_parts(explanation, out.width, full)):
         if number:
             out.line()
         out.table([Column("step"), *(Column(f"rank {rank}") for rank in ranks)], rows)
     _write_left_out(explanation, out)
 
 
-def _timetable_parts(explanation: Explanation, width: int) -> list[tuple[list[int], list[list[str]]]]:
+def _timetable_parts(explanation: Explanation, width: int, full: bool) -> list[tuple[list[int], list[list[str]]]]:
     """The timetable in parts that fit the width: the ranks of each, and its rows."""
     schedule, shown = explanation.schedule, [step for step in explanation.steps if step >= 0]
     columns = zip_longest(*(schedule.steps(rank) for rank in explanation.ranks), fillvalue=Step())
-    texts = [[step_text(step) for step in steps] for number, steps in enumerate(columns) if number in set(shown)]
+    texts = [
+        [" ".join(_elided(step_text(step).split(" "), full)) for step in steps]
+        for number, steps in enumerate(columns)
+        if number in set(shown)
+    ]
     widths = [max([len(f"rank {rank}"), *map(len, column)]) for rank, column in zip(explanation.ranks, zip(*texts))]
     parts: list[tuple[list[int], list[list[str]]]] = []
     start = 0
@@ -152,7 +158,7 @@ def _short_order(text: str, sign: str) -> str:
 
 def _write_steps(explanation: Explanation, out: Output, full: bool) -> None:
     out.heading("Played, one thread a rank")
-    names = max((explanation.stories[rank].staging_names for rank in explanation.ranks), key=len)
+    names = _used_names(explanation)
     shown = names if full else names[:_SHOWN_SLOTS]
     out.paragraph(_steps_note(explanation, names, shown), "dim")
     rows, gaps = [], []
@@ -173,6 +179,14 @@ def _write_steps(explanation: Explanation, out: Output, full: bool) -> None:
     out.table([Column(each, "right" if each == "rank" else "left") for each in headers], rows, separate=gaps[:-1])
     _write_left_out(explanation, out)
     _write_results(explanation, out)
+
+
+def _used_names(explanation: Explanation) -> list[str]:
+    """The staging buffers that ever hold something on the ranks that are shown."""
+    stories = [explanation.stories[rank] for rank in explanation.ranks]
+    names = max((story.staging_names for story in stories), key=len)
+    held = [picture.buffers for story in stories for picture in story.pictures]
+    return [name for name in names if any(name in each and bool(each[name][1].any()) for each in held)]
 
 
 def _write_results(explanation: Explanation, out: Output) -> None:
@@ -203,12 +217,18 @@ def _steps_note(explanation: Explanation, names: Sequence[str], shown: Sequence[
 
 def _picture_cells(explanation: Explanation, picture: Picture, names: Sequence[str], full: bool) -> list[str]:
     values, valid = picture.buffers["data"]
-    cells = [", ".join(picture.moves), _values_text(values, valid, explanation.repeats, full)]
+    words = [" ".join(_elided(move.split(" "), full)) for move in picture.moves]
+    cells = [", ".join(_elided(words, full)), _values_text(values, valid, explanation.repeats, full)]
     for name in names:
         held = picture.buffers.get(name)
         is_filled = held is not None and bool(held[1].any())
         cells.append(_values_text(held[0][held[1]], None, explanation.repeats, full) if held and is_filled else "")
     return cells
+
+
+def _elided(words: Sequence[str], full: bool) -> Sequence[str]:
+    """The words, or, where they are many, the first and the last few."""
+    return words if full or len(words) <= _SHOWN_WORDS else [*words[:4], "…", *words[-3:]]
 
 
 def _packed(moves: Sequence[str], width: int) -> str:

@@ -121,6 +121,11 @@ class RankProcesses:
         self._broken = self._broken or "closed"
         self._end(EXIT_GRACE_S, polite=True)
 
+    def kill(self) -> None:
+        """Ends the processes at once, whatever they are doing. Idempotent."""
+        self._broken = self._broken or "killed"
+        self._end(EXIT_GRACE_S, polite=False)
+
     def __enter__(self) -> RankProcesses:
         return self
 

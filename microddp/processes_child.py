@@ -118,6 +118,9 @@ def _serve(transport: GlooTransport, connection: Connection) -> None:
             return
         try:
             outcome = _call(transport, call)
+        except SystemExit as leaving:
+            _say(connection, Died(transport.rank, time.monotonic(), f"exited with code {leaving.code or 0}"))
+            raise
         except Exception as error:
             # First the parent, so that it hears the cause before what follows from it on other ranks.
             _say(connection, _raised(transport.rank, error))
@@ -159,7 +162,7 @@ def _raised(rank: int, error: Exception) -> Raised:
     return Raised(rank, time.monotonic(), payload, f"{type(error).__name__}: {error}", trace)
 
 
-def _say(connection: Connection, outcome: Returned | Raised) -> None:
+def _say(connection: Connection, outcome: Returned | Raised | Died) -> None:
     with contextlib.suppress(OSError):  # the parent has gone
         connection.send_bytes(pickle.dumps(outcome))
 

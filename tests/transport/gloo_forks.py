@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -52,21 +51,24 @@ def run_forks(
         for rank in range(world_size):
             ours, theirs = context.Pipe()
             arguments = (rank, world_size, store.port, rank_0_hosts, theirs, body, args)
-            process = context.Process(target=_main, args=arguments)
+            process: BaseProcess = context.Process(target=_main, args=arguments)
             process.start()
             theirs.close()
             processes.append(process)
             connections.append(ours)
         results = _receive(connections, time.monotonic() + limit_s)
-        return [(result, _end(process)) for result, process in zip(results, processes)]
+        for rank in range(world_size):
+            if rank not in results:
+                processes[rank].kill()
+        return [(results.get(rank), _exit_code(processes[rank])) for rank in range(world_size)]
     finally:
         for process in processes:
             process.kill()
             process.join()
 
 
-def _receive(connections: list[Connection], deadline: float) -> list[Any]:
-    """What each rank has sent; one that is silent while all others are through is stopped, and not waited for."""
+def _receive(connections: list[Connection], deadline: float) -> dict[int, Any]:
+    """What each rank has sent, None if it died; without the one that is silent long after all others are through."""
     results: dict[int, Any] = {}
     while len(results) < len(connections) and time.monotonic() < deadline:
         left = len(connections) - len(results)
@@ -80,15 +82,11 @@ def _receive(connections: list[Connection], deadline: float) -> list[Any]:
                 results[connections.index(each)] = each.recv()
             except EOFError:
                 results[connections.index(each)] = None
-    return [results.get(rank) for rank in range(len(connections))]
+    return results
 
 
-def _end(process: BaseProcess) -> int | None:
-    process.join(0.0 if process.exitcode is not None else 5.0)
-    if process.exitcode is None:
-        process.kill()
-        process.join()
-        return -signal.SIGKILL
+def _exit_code(process: BaseProcess) -> int | None:
+    process.join(5.0)
     return process.exitcode
 
 

@@ -43,7 +43,7 @@ class GlooPool:
     def close(self) -> None:
         """Ends the workers."""
         if self._ranks is not None:
-            self._ranks.close()
+            self._ranks.kill()
             self._ranks = None
 
 

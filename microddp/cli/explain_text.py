@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
-from itertools import groupby, zip_longest
+from itertools import zip_longest
 
 import torch
 
-from microddp.cli.explain import Explanation, Traffic
+from microddp.cli.explain import Explanation
+from microddp.cli.explain_bytes import ranks_text, write_bytes
 from microddp.cli.formulas import ALIGNMENT_NBYTES, num_steps_formula
 from microddp.cli.output import Column, Output, counted
 from microddp.cli.playback import OPERATOR_SIGNS, Picture
@@ -16,7 +17,7 @@ from microddp.cli.tensors import element_texts
 from microddp.schedule import Step
 from microddp.schedule.render import step_text
 
-__all__ = ["ranks_text", "write_text"]
+__all__ = ["write_text"]
 
 _SHOWN_ELEMENTS = 8
 _SHOWN_WORDS = 10
@@ -33,7 +34,7 @@ def write_text(explanation: Explanation, out: Output, *, full: bool) -> None:
     _write_timetable(explanation, out, full)
     _write_proof(explanation, out)
     _write_steps(explanation, out, full)
-    _write_bytes(explanation, out)
+    write_bytes(explanation, out)
 
 
 def _write_title(explanation: Explanation, out: Output) -> None:
@@ -253,54 +254,3 @@ def _values_text(values: torch.Tensor, valid: torch.Tensor | None, repeats: int,
     if not full and len(texts) > _SHOWN_ELEMENTS:
         texts = [*texts[:3], "…", *texts[-2:]]
     return f"[{', '.join(texts)}]"
-
-
-def _write_bytes(explanation: Explanation, out: Output) -> None:
-    out.heading("Bytes, counted by the transport | formula")
-    rows = []
-    for (_, *cells), group in groupby(_by_role(explanation.traffic), key=lambda each: _traffic_key(each)):
-        ranks = ranks_text([each.rank for each in group])
-        rows.append([ranks, *cells])
-    columns = [Column("rank"), Column("role"), Column("sent"), Column("received"), Column("in all"), Column("")]
-    out.table(columns, rows)
-    if any(each.share and each.share.tolerance_nbytes for each in explanation.traffic):
-        unit = f"{ALIGNMENT_NBYTES}n = {ALIGNMENT_NBYTES * explanation.schedule.world_size}"
-        out.paragraph(f"S is not a multiple of {unit} bytes: within {ALIGNMENT_NBYTES} bytes a chunk.", "dim")
-
-
-def _by_role(traffic: Sequence[Traffic]) -> list[Traffic]:
-    first: dict[tuple[str, ...], int] = {}
-    for each in traffic:
-        first.setdefault(_traffic_key(each), each.rank)
-    return sorted(traffic, key=lambda each: (first[_traffic_key(each)], each.rank))
-
-
-def _traffic_key(each: Traffic) -> tuple[str, ...]:
-    share, both = each.share, each.sent + each.received
-    verdict = "OK" if each.is_right else "MISMATCH"
-    if share is None:
-        sent, received = (f"{counted} | {planned} by its schedule" for counted, planned in _pairs(each))
-        return ("", "", sent, received, str(both), verdict)
-    return (
-        share.role,
-        share.role,
-        f"{each.sent} | {share.sent}",
-        f"{each.received} | {share.received}",
-        f"{both} | {share.both}",
-        verdict,
-    )
-
-
-def _pairs(each: Traffic) -> list[tuple[int, int]]:
-    return [(each.sent, each.scheduled_sent), (each.received, each.scheduled_received)]
-
-
-def ranks_text(numbers: Sequence[int]) -> str:
-    """Sorted numbers as runs: ``0, 2-4``."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)

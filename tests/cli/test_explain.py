@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from microddp.cli.explain_text import ranks_text
+from microddp.cli.explain_bytes import ranks_text
 from microddp.schedule import unregister
 from microddp.transport.base import Counters, Transfer
 from microddp_kernels.launchers import EagerLauncher

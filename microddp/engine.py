@@ -79,9 +79,9 @@ class Engine:
             actions = self._actions(plan, data, op, owner)
             if self.transport.stream_ordered:
                 _play_on_stream(exchange, actions, len(plan.instructions), queue)
+                exchange.finish()
             else:
-                _play_on_host(exchange, actions, len(plan.instructions))
-            exchange.finish()
+                exchange.run(lambda: _play_on_host(exchange, actions, len(plan.instructions)))
         except BaseException as error:
             self.transport.abort(error)
             raise
@@ -171,6 +171,7 @@ def _play_on_host(exchange: Exchange, actions: Sequence[_Action], num_instructio
         else:
             for index, event in zip(action.indices, exchange.post(action.transfers)):
                 events[index] = event
+    exchange.finish()
 
 
 def _play_on_stream(exchange: Exchange, actions: Sequence[_Action], num_instructions: int, queue: Any) -> None:

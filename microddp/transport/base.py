@@ -106,7 +106,15 @@ class Counters:
 
 
 class Exchange(ABC):
-    """The transfers of one collective on one rank. Used by one thread."""
+    """The transfers of one collective on one rank. Used by one thread at a time."""
+
+    def run(self, task: Callable[[], None]) -> None:
+        """Does ``task``, which posts, waits and finishes, on the thread that suits the transport, and returns after it.
+
+        A transport whose waits cannot be interrupted does it on a thread of its own, so that the caller's can be.
+        Raises what ``task`` raises, or what ended the collective in spite of it.
+        """
+        task()
 
     @abstractmethod
     def post(self, group: Sequence[Transfer], after: Sequence[Event] = ()) -> Sequence[Event]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -24,6 +25,12 @@ __all__ = ["GlooExchange", "Pending"]
 LARGE_NBYTES: Final = 1 << 16  # smaller messages are written and read as a whole
 
 
+def header_nbytes(header: Header) -> int:
+    """The bytes of the tensor that the header speaks of, at least; of a type that torch does not know, 16 each."""
+    dtype = getattr(torch, header.dtype.removeprefix("torch."), None)
+    return math.prod(header.shape) * (dtype.itemsize if isinstance(dtype, torch.dtype) else 16)
+
+
 class Pending:
     """One transfer that was started; ``work`` is None once it is complete (Gloo's can be awaited only once)."""
 
@@ -37,7 +44,18 @@ class Pending:
 class GlooExchange(Exchange):
     """The transfers of one collective."""
 
-    __slots__ = ("_deadline", "_has_large", "_pending", "_steps", "_tag", "_transport", "_watchdog", "header")
+    __slots__ = (
+        "_awaited",
+        "_deadline",
+        "_has_large",
+        "_is_large",
+        "_pending",
+        "_steps",
+        "_tag",
+        "_transport",
+        "_watchdog",
+        "header",
+    )
 
     def __init__(self, transport: GlooTransport, header: Header, deadline: float) -> None:
         self.header = header
@@ -47,7 +65,9 @@ class GlooExchange(Exchange):
         self._tag = header_tag(header)
         self._pending: list[Pending] = []
         self._steps: set[int] = set()
-        self._has_large = False
+        self._has_large = False  # of the transfers posted so far
+        self._is_large = header_nbytes(header) >= LARGE_NBYTES  # of the whole collective, an upper bound
+        self._awaited: Transfer | None = None
 
     def post(self, group: Sequence[Transfer], after: Sequence[Any] = ()) -> list[Pending]:
         """See ``Exchange.post``."""
@@ -62,35 +82,43 @@ class GlooExchange(Exchange):
         self._pending += events
         return events
 
+    def run(self, task: Callable[[], None]) -> None:
+        """See ``Exchange.run``."""
+        transport = self._transport
+        if self._is_large and transport.world_size > 1 and not transport.waiter.is_current:
+            self._raise(transport.waiter.run(task, self._deadline))
+        else:
+            task()
+
     def wait(self, events: Sequence[Pending], queue: Any = None) -> None:
         """See ``Exchange.wait``."""
         waiting = [pending for pending in events if pending.work is not None]
-        if self._has_large and waiting:
-            self._wait_beside(waiting)
+        if waiting and self._has_large and not self._transport.waiter.is_current:
+            self._raise(self._transport.waiter.run(partial(self._wait_here, waiting), self._deadline))
         else:
             self._wait_here(waiting)
-        self._watchdog.waiting_since = None
-
-    def _wait_beside(self, waiting: Sequence[Pending]) -> None:
-        """Waits on the waiter's thread: some message may be half-way through when a peer dies."""
-        watchdog, waiter = self._watchdog, self._transport.waiter
-        watchdog.probe = {pending.transfer.peer for pending in waiting}
-        watchdog.waiting_since = time.monotonic()
-        error = waiter.wait([pending.work for pending in waiting], self._deadline)
-        watchdog.probe = set()
-        if error is not None:
-            raise self._failed(waiting[min(waiter.position, len(waiting) - 1)].transfer, error)
-        for pending in waiting:
-            pending.work = None
 
     def _wait_here(self, waiting: Sequence[Pending]) -> None:
+        watchdog = self._watchdog
         for pending in waiting:
-            self._watchdog.waiting_since = time.monotonic()
+            self._awaited = pending.transfer
+            if self._has_large:  # it may be half-way through, and then Gloo does not tell of the peer's death
+                watchdog.probe = {pending.transfer.peer}
+            watchdog.waiting_since = time.monotonic()
             try:
                 wait_for_work(pending.work, self._deadline)
             except RuntimeError as error:
                 raise self._failed(pending.transfer, error) from None
             pending.work = None
+        watchdog.waiting_since = None
+        watchdog.probe = set()
+
+    def _raise(self, outcome: BaseException | None) -> None:
+        """Raises what ended the waiter's task; ``RuntimeError`` stands for the waiter itself being given up."""
+        if type(outcome) is RuntimeError:
+            raise self._failed(self._awaited, outcome)
+        if outcome is not None:
+            raise outcome
 
     def finish(self) -> None:
         """See ``Exchange.finish``."""

@@ -142,7 +142,7 @@ class _Trainer:
         generator = torch.Generator().manual_seed(plan.seed)
         self.flat, self.bucket = self._flatten()
         self.flat.uniform_(-_BOUND, _BOUND, generator=generator)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), LEARNING_RATE, MOMENTUM)
+        self.velocity = torch.zeros_like(self.flat)
         self.steps_per_epoch = len(digits.train_digits) // plan.batch_size
         self.num_steps = plan.epochs * self.steps_per_epoch
 
@@ -165,7 +165,9 @@ class _Trainer:
         prediction = self.model(self.digits.train_images[samples])
         self.loss(prediction, self.digits.train_digits[samples]).backward()
         average(self.bucket, step)
-        self.optimizer.step()
+        # By hand, as torch.optim takes each process seconds to import.
+        self.velocity.mul_(MOMENTUM).add_(self.bucket[: self.flat.numel()])
+        self.flat.sub_(self.velocity, alpha=LEARNING_RATE)
 
     def _evaluate(self) -> tuple[float, float]:
         digits = self.digits

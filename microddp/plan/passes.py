@@ -19,7 +19,9 @@ def hoist(plan: Plan) -> Plan:
 
     A receive is then posted just after its slot frees, while the combine before it still runs. Transfers of one
     direction between two ranks keep their order, so that both ends still match. Nothing is hoisted that would make the
-    host wait: a transfer that depends on another transfer moves only once some combine has had to wait for that one.
+    host wait for what it need not have by then: a transfer that depends on another transfer moves only once some
+    combine has had to wait for that one. The exception: a receive over memory that this step, or an earlier one, sends.
+    The step cannot end before that send has, and a peer sends sooner to a receive that is there already.
     """
     return reorder(plan, _hoisted_order(plan.instructions, plan.after))
 
@@ -40,18 +42,22 @@ def _hoisted_order(instructions: Sequence[Instruction], after: Sequence[Sequence
     emitted = known = 0  # bit masks: issued; known to be complete when the host gets here
     transfers = [index for index, each in enumerate(instructions) if is_transfer(each)]
     first = 0  # the first transfer not issued yet, in ``transfers``
+    sends = _mask([index for index in transfers if isinstance(instructions[index], Send)])
     for index, instruction in enumerate(instructions):
         if emitted >> index & 1:
             continue
         ready, blocked = [], set()
+        sent = sends & emitted & ((1 << index) - 1)  # this step's and earlier ones'
         while first < len(transfers) and emitted >> transfers[first] & 1:
             first += 1
         for candidate in transfers[first : first + _LOOKAHEAD]:
             edge = _edge(instructions[candidate])
             if emitted >> candidate & 1:
                 continue
-            if edge not in blocked and not before[candidate] & ~known:
+            missing = before[candidate] & ~known
+            if edge not in blocked and not (missing & ~sent if _is_receive(instructions[candidate]) else missing):
                 ready.append(candidate)
+                known |= missing
             else:
                 blocked.add(edge)
         if is_transfer(instruction) and index not in ready:
@@ -70,6 +76,10 @@ def _hoisted_order(instructions: Sequence[Instruction], after: Sequence[Sequence
 def _edge(instruction: Instruction) -> tuple[int, bool]:
     assert isinstance(instruction, Transfer)
     return instruction.peer, isinstance(instruction, Send)
+
+
+def _is_receive(instruction: Instruction) -> bool:
+    return is_transfer(instruction) and not isinstance(instruction, Send)
 
 
 def _mask(indices: Sequence[int]) -> int:

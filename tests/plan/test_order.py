@@ -62,9 +62,11 @@ def test_hoisting_changes_nothing_but_the_order() -> None:
     assert num_changed > 100
 
 
-def test_hoisting_is_done_once() -> None:
-    plan = hoist(lower(schedule("ring", 4), 0, 200, 4, LoweringConfig(32)))
-    assert hoist(plan).instructions == plan.instructions
+def test_a_receive_over_sent_memory_is_posted_before_the_combine_of_that_step() -> None:
+    """The first receive of the all-gather goes over the chunk that step 0 sent: it need not wait for step 0 to end."""
+    plan = hoist(lower(schedule("ring", 2), 0, 64, 4, LoweringConfig(256)))
+    assert [type(each).__name__ for each in plan.instructions] == ["Send", "Recv", "Recv", "Combine", "Send"]
+    assert [each.step for each in plan.instructions] == [0, 0, 1, 0, 1]
 
 
 @pytest.mark.parametrize("num_slots", [2, 3])

@@ -1,7 +1,7 @@
 """The engine's own time for an instruction: real 64-element combines on a transport that moves nothing.
 
-``python bench/bench_engine.py`` prints the time of one instruction with cached views and with views made anew, the
-time of the bare torch call in the same run, alternating, medians.
+``python bench/bench_engine.py`` prints the time of one instruction (a send, a receive or a combine) with cached views and
+with views made anew, and the time of a bare torch call, in the same run, alternating, medians.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 
 from microddp.engine import Engine
 from microddp.plan import LoweringConfig, Plan, hoist, lower
+from microddp.plan.instructions import Combine
 from microddp.schedule import schedule
 from microddp.staging import StagingPool
 from microddp.transport.base import Exchange, Header, Transfer, Transport
@@ -58,7 +59,12 @@ class _NullTransport(Transport):
         return None
 
 
-def _median_us(run: Callable[[], None]) -> float:
+def _repeat(times: int, call: Callable[[], object]) -> None:
+    for _ in range(times):
+        call()
+
+
+def _time_us(run: Callable[[], object]) -> float:
     started = time.perf_counter()
     run()
     return (time.perf_counter() - started) * 1e6
@@ -72,15 +78,15 @@ def measure(plan: Plan) -> dict[str, float]:
     header = Header(0, "all_reduce", "ring", "sum", "float32", (plan.numel,), 0, plan.slice_numel * 4)
     left, right, out = (torch.ones(ELEMENTS_A_CHUNK) for _ in range(3))
     num = len(plan.instructions)
-    runs: dict[str, Callable[[], None]] = {
+    runs: dict[str, Callable[[], object]] = {
         "cached views": lambda: engine.run(plan, data, op, header, FAR, owner=data),
         "views made": lambda: engine.run(plan, data, op, header, FAR),
-        "bare torch.add": lambda: [torch.add(left, right, out=out) for _ in range(num)] and None,  # type: ignore[func-returns-value]
+        "bare torch.add": lambda: _repeat(num, lambda: torch.add(left, right, out=out)),
     }
     times: dict[str, list[float]] = {name: [] for name in runs}
     for repeat in range(REPEATS + 5):
         for name, run in runs.items():
-            elapsed = _median_us(run) / num
+            elapsed = _time_us(run) / num
             if repeat >= 5:
                 times[name].append(elapsed)
     return {name: statistics.median(each) for name, each in times.items()}
@@ -89,13 +95,13 @@ def measure(plan: Plan) -> dict[str, float]:
 def main() -> None:
     """Prints a line for each plan."""
     torch.set_num_threads(1)
-    ring = schedule("ring", WORLD_SIZE)
     numel = ELEMENTS_A_CHUNK * WORLD_SIZE
-    plan = hoist(lower(ring, 0, numel, 4, LoweringConfig(ELEMENTS_A_CHUNK * 4)))
-    combines = sum(1 for each in plan.instructions if hasattr(each, "operands"))
-    print(f"ring, {WORLD_SIZE} ranks, {len(plan.instructions)} instructions, {combines} of them combines of 64 float32")
-    for name, microseconds in measure(plan).items():
-        print(f"{name:16} {microseconds:6.2f} us an instruction")
+    for name in ("ring", "reduce_scatter"):
+        plan = hoist(lower(schedule(name, WORLD_SIZE), 0, numel, 4, LoweringConfig(ELEMENTS_A_CHUNK * 4)))
+        combines = sum(1 for each in plan.instructions if isinstance(each, Combine))
+        print(f"{name}, {WORLD_SIZE} ranks: {len(plan.instructions)} instructions, {combines} combines of 64 float32")
+        for kind, microseconds in measure(plan).items():
+            print(f"  {kind:16} {microseconds:6.2f} us an instruction")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The engine's own time for an instruction: real 64-element combines on a transport that moves nothing.
 
-``python bench/bench_engine.py`` prints the time of one instruction (a send, a receive or a combine) with cached views and
-with views made anew, and the time of a bare torch call, in the same run, alternating, medians.
+``python bench/bench_engine.py`` prints the time of one instruction (a send, a receive or a combine) with cached views
+and with views made anew, and the time of a bare torch call, in the same run, alternating, medians.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -140,7 +141,7 @@ class Engine:
             return lambda queue=None: launcher.copy(out, source, queue)
         if not isinstance(instruction, Combine) or op is None:
             raise TypeError(f"{instruction} needs an operator" if op is None else f"cannot launch {instruction}")
-        out, how = _view(buffers, instruction.out), CombineSpec(op, instruction.weights, instruction.divisor)
+        out, how = _view(buffers, instruction.out), _spec(op, instruction.weights, instruction.divisor)
         operands = [_view(buffers, each) for each in instruction.operands]
         return lambda queue=None: launcher.combine(out, operands, how, queue)
 
@@ -152,7 +153,7 @@ class Engine:
         if not isinstance(instruction, RecvCombine) or op is None:
             raise TypeError(f"{instruction} needs an operator" if op is None else f"cannot post {instruction}")
         launcher, out = self.launcher, _view(buffers, instruction.out)
-        how = CombineSpec(op, instruction.weights, instruction.divisor)
+        how = _spec(op, instruction.weights, instruction.divisor)
         held = [None if each is None else _view(buffers, each) for each in instruction.operands]
 
         def combine(arrival: torch.Tensor) -> None:
@@ -184,6 +185,11 @@ def _play_on_stream(exchange: Exchange, actions: Sequence[_Action], num_instruct
         else:
             for index, event in zip(action.indices, exchange.post(action.transfers, after)):
                 events[index] = event
+
+
+@lru_cache(maxsize=256)
+def _spec(op: ReduceOp, weights: tuple[int, ...] | None, divisor: int | None) -> CombineSpec:
+    return CombineSpec(op, weights, divisor)
 
 
 def _view(buffers: Sequence[torch.Tensor], span: Span) -> torch.Tensor:

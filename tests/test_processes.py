@@ -50,7 +50,14 @@ def test_ranks_know_where_they_are(ranks: RankProcesses) -> None:
             "WORLD_SIZE": "2",
             "MASTER_ADDR": "127.0.0.1",
         }
-        expected |= {"MARK": "here", "rank": rank, "word": "word", "threads": threads, "pid": each["pid"]}
+        expected |= {
+            "MASTER_ADDR": "127.0.0.1",
+            "MARK": "here",
+            "rank": rank,
+            "word": "word",
+            "threads": threads,
+            "pid": each["pid"],
+        }
         assert each == expected
     assert "MARK" not in os.environ and "RANK" not in os.environ
 

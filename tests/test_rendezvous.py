@@ -43,8 +43,7 @@ values = torch.ones(1)
 dist.all_reduce(values)
 print(f"rank {first.rank}: {total(first)} {total(second)} {values.item()}\\n", end="", flush=True)
 second.close()
-first.close()
-dist.destroy_process_group()
+dist.destroy_process_group()  # the first transport is never closed
 """
 
 
@@ -151,6 +150,7 @@ def test_torchrun(tmp_path: Path) -> None:
         [sys.executable, "-m", *command], env=run_environment(), capture_output=True, text=True, timeout=80
     )
     assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
     assert sorted(done.stdout.split("\n")) == ["", "rank 0: 11.0 11.0 2.0", "rank 1: 11.0 11.0 2.0"]
 
 

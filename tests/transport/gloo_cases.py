@@ -159,3 +159,9 @@ def close_variants(pool: GlooTransport) -> list[float]:
             continue
         raise AssertionError(f"{use}: a closed transport was opened")
     return seconds
+
+
+def same_header_other_sizes(pool: GlooTransport, odd: int) -> Report:
+    """Rank ``odd`` sends and expects more than the others, under the same header."""
+    with new_world(pool) as world:
+        return attempt(world, make_header(0), numel=7 if world.rank == odd else 3, deadline_s=1.5)

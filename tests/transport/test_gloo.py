@@ -102,3 +102,9 @@ def test_two_worlds_in_one_process(gloo_pools: Pools) -> None:
 def test_close_is_quick_and_final(gloo_pools: Pools) -> None:
     for seconds in gloo_pools(3).run(gloo_cases.close_variants):
         assert max(seconds) < 2.0, seconds
+
+
+def test_same_header_other_sizes(gloo_pools: Pools) -> None:
+    """Plans that disagree under one header: Gloo itself would abort the process that gets more than it expects."""
+    for kind, text, _ in gloo_pools(3).run(gloo_cases.same_header_other_sizes, 1):
+        assert kind == "CollectiveTimeoutError", text

@@ -69,3 +69,8 @@ def test_leaving_at_once_loses_nothing(numel: int, repeats: int, how: str) -> No
     for repeat in range(repeats):
         ends = run_forks(gloo_death_cases.all_reduce_and_leave, WORLD_SIZE, numel, how, rank_0_hosts=repeat % 2 == 1)
         assert ends == [(1111.0, 0)] * WORLD_SIZE
+
+
+def test_leaving_before_the_others_are_connected() -> None:
+    for _ in range(15):
+        assert run_forks(gloo_death_cases.leave_at_once, WORLD_SIZE) == [(rank, 0) for rank in range(WORLD_SIZE)]

@@ -39,6 +39,20 @@ class _Program:
     actions: list[_Action]
 
 
+class _Views:
+    """The tensors of a plan's spans, each made once."""
+
+    def __init__(self, buffers: Sequence[torch.Tensor]) -> None:
+        self._buffers = buffers
+        self._made: dict[Span, torch.Tensor] = {}
+
+    def __call__(self, span: Span) -> torch.Tensor:
+        view = self._made.get(span)
+        if view is None:
+            view = self._made[span] = self._buffers[span.buffer][span.start : span.stop]
+        return view
+
+
 class Engine:
     """Runs the plans of one rank.
 
@@ -105,8 +119,8 @@ class Engine:
         wide = op.accumulation_dtype(data.dtype) if op else data.dtype
         generation = self.pool.generation
         # Detached, since a view keeps the tensor that it was cut from alive, and that may be the owner.
-        buffers = [data.detach(), *self.pool.buffers(plan, data.dtype, wide, data.device)]
-        actions = [self._action(plan, issue, buffers, op) for issue in self._issues_of(plan)]
+        views = _Views([data.detach(), *self.pool.buffers(plan, data.dtype, wide, data.device)])
+        actions = [self._action(plan, issue, views, op) for issue in self._issues_of(plan)]
         if owner is None:
             return actions
         if generation != self.pool.generation:  # the memory was replaced: let go of every view of the old one
@@ -126,35 +140,33 @@ class Engine:
             found = self._issues[id(plan)] = plan, cut(plan)
         return found[1]
 
-    def _action(self, plan: Plan, issue: Issue, buffers: Sequence[torch.Tensor], op: ReduceOp | None) -> _Action:
+    def _action(self, plan: Plan, issue: Issue, views: _Views, op: ReduceOp | None) -> _Action:
         if issue.is_post:
-            transfers = tuple(self._transfer(plan.instructions[each], buffers, op) for each in issue.indices)
+            transfers = tuple(self._transfer(plan.instructions[each], views, op) for each in issue.indices)
             return _Action(issue.waits, issue.indices, transfers, _nothing)
-        return _Action(issue.waits, issue.indices, None, self._call(plan.instructions[issue.indices[0]], buffers, op))
+        return _Action(issue.waits, issue.indices, None, self._call(plan.instructions[issue.indices[0]], views, op))
 
-    def _call(
-        self, instruction: Instruction, buffers: Sequence[torch.Tensor], op: ReduceOp | None
-    ) -> Callable[..., Any]:
+    def _call(self, instruction: Instruction, views: _Views, op: ReduceOp | None) -> Callable[..., Any]:
         launcher = self.launcher
         if isinstance(instruction, Copy):
-            out, source = _view(buffers, instruction.out), _view(buffers, instruction.source)
+            out, source = views(instruction.out), views(instruction.source)
             return lambda queue=None: launcher.copy(out, source, queue)
         if not isinstance(instruction, Combine) or op is None:
             raise TypeError(f"{instruction} needs an operator" if op is None else f"cannot launch {instruction}")
-        out, how = _view(buffers, instruction.out), _spec(op, instruction.weights, instruction.divisor)
-        operands = [_view(buffers, each) for each in instruction.operands]
+        out, how = views(instruction.out), _spec(op, instruction.weights, instruction.divisor)
+        operands = [views(each) for each in instruction.operands]
         return lambda queue=None: launcher.combine(out, operands, how, queue)
 
-    def _transfer(self, instruction: Instruction, buffers: Sequence[torch.Tensor], op: ReduceOp | None) -> Transfer:
+    def _transfer(self, instruction: Instruction, views: _Views, op: ReduceOp | None) -> Transfer:
         if isinstance(instruction, Send):
-            return Transfer(Kind.SEND, instruction.peer, instruction.step, _view(buffers, instruction.source))
+            return Transfer(Kind.SEND, instruction.peer, instruction.step, views(instruction.source))
         if isinstance(instruction, Recv):
-            return Transfer(Kind.RECV, instruction.peer, instruction.step, _view(buffers, instruction.out))
+            return Transfer(Kind.RECV, instruction.peer, instruction.step, views(instruction.out))
         if not isinstance(instruction, RecvCombine) or op is None:
             raise TypeError(f"{instruction} needs an operator" if op is None else f"cannot post {instruction}")
-        launcher, out = self.launcher, _view(buffers, instruction.out)
+        launcher, out = self.launcher, views(instruction.out)
         how = _spec(op, instruction.weights, instruction.divisor)
-        held = [None if each is None else _view(buffers, each) for each in instruction.operands]
+        held = [None if each is None else views(each) for each in instruction.operands]
 
         def combine(arrival: torch.Tensor) -> None:
             launcher.combine(out, [arrival if each is None else each for each in held], how)
@@ -190,10 +202,6 @@ def _play_on_stream(exchange: Exchange, actions: Sequence[_Action], num_instruct
 @lru_cache(maxsize=256)
 def _spec(op: ReduceOp, weights: tuple[int, ...] | None, divisor: int | None) -> CombineSpec:
     return CombineSpec(op, weights, divisor)
-
-
-def _view(buffers: Sequence[torch.Tensor], span: Span) -> torch.Tensor:
-    return buffers[span.buffer][span.start : span.stop]
 
 
 def _nothing(queue: Any = None) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tests.matrix import Row
+from tests.matrix import CHOSEN, ROWS, Row
 from tests.matrix_tools import Job, Outcome, values_of
 
 __all__ = ["check", "check_bytes", "same_bits"]
@@ -40,6 +40,10 @@ def check(job: Job, outcomes: Sequence[Outcome]) -> None:
     results = [outcome.result for outcome in outcomes]
     row = outcomes[0].row
     assert all(outcome.row is row for outcome in outcomes), f"{job}: the ranks chose differently"
+    if job.cell.row == CHOSEN:
+        assert row.same_bits, f"{job}: {row.algorithm} must be asked for"
+    else:
+        assert row is ROWS[job.cell.row], f"{job}: {row.algorithm} ran"
     for rank, result in enumerate(results):
         wrong = _wrong(job, row, inputs, result)
         where = np.flatnonzero(wrong)[:4]

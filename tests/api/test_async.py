@@ -94,11 +94,16 @@ def test_wait_gives_up_and_the_work_goes_on() -> None:
 
 
 def test_failure_is_raised_at_every_wait_and_ends_the_communicator() -> None:
-    def body(comm: Communicator) -> Any:
+    has_called = threading.Event()
+    checked: list[int] = []
+
+    def body(comm: Communicator) -> None:
         if comm.rank == 1:
+            assert has_called.wait(10)
             raise ArithmeticError("boom")
         work = comm.all_reduce(torch.ones(3), async_op=True)
         later = comm.all_reduce(torch.ones(3), async_op=True)
+        has_called.set()
         for _ in range(2):
             with pytest.raises(RemoteError, match="boom") as raised:
                 work.wait()
@@ -108,9 +113,13 @@ def test_failure_is_raised_at_every_wait_and_ends_the_communicator() -> None:
         assert work.done() and "failed" in repr(work)
         with pytest.raises(ClosedError, match="boom"):
             comm.barrier()
+        with pytest.raises(ClosedError, match="boom"):
+            comm.all_reduce(torch.ones(3), async_op=True)
+        checked.append(1)
 
     with pytest.raises(ArithmeticError, match="boom"):
         run(body, 2)
+    assert checked
 
 
 def test_failure_that_nobody_waits_for_is_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -166,7 +175,8 @@ def test_close_aborts_what_cannot_finish(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_close_while_another_thread_is_in_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("microddp.calls.CLOSE_GRACE_S", 0.2)
-    comm = Communicator(ThreadWorld(2).transport(0))
+    world = ThreadWorld(2)
+    comm = Communicator(world.transport(0))
     errors: list[BaseException] = []
     began = threading.Event()
     load = comm._collectives.all_reduce
@@ -189,6 +199,8 @@ def test_close_while_another_thread_is_in_a_call(monkeypatch: pytest.MonkeyPatch
     comm.close()
     thread.join(5)
     assert not thread.is_alive() and len(errors) == 1
+    with Communicator(world.transport(1)) as other, pytest.raises(RemoteError, match="with a collective pending"):
+        other.all_reduce(torch.ones(3))
 
 
 def test_async_calls_of_a_world_of_one() -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from microddp import Communicator
+from microddp.arrays import operand_of
 from microddp.memory import overlaps_itself, shares_memory
 from tests.api.tools import outcomes, run, same_bits
 
@@ -128,7 +129,9 @@ def test_out_that_overlaps_is_refused_and_interleaved_is_not() -> None:
     run(interleaved, 2)
 
 
-@pytest.mark.parametrize("how", ["leaf under no_grad", "result under no_grad", "inference", "inference outside"])
+@pytest.mark.parametrize(
+    "how", ["leaf under no_grad", "leaf in the background", "result under no_grad", "inference", "inference outside"]
+)
 def test_autograd(how: str) -> None:
     def body(comm: Communicator) -> None:
         if how == "leaf under no_grad":
@@ -137,6 +140,11 @@ def test_autograd(how: str) -> None:
                 assert comm.all_reduce(x) is x
             assert x.is_leaf and x.requires_grad
             assert x._version > 0
+        elif how == "leaf in the background":  # where grad mode is on
+            x = torch.full((3,), comm.rank + 1.0, requires_grad=True)
+            with torch.no_grad():
+                work = comm.all_reduce(x, async_op=True)
+            assert work.wait() is x and x.is_leaf
         elif how == "result under no_grad":
             leaf = torch.full((3,), comm.rank + 1.0, requires_grad=True)
             x = leaf.exp()  # its backward needs the result
@@ -219,6 +227,30 @@ def test_numpy_results_are_numpy_and_read_only_input_is_read() -> None:
         assert x.tolist() == [comm.rank + i for i in range(4)]
 
     run(body, 2)
+
+
+def test_autograd_is_told_of_what_a_transport_wrote_as_bytes() -> None:
+    x = torch.ones(4)
+    operand = operand_of(x, "x")
+    flat = operand.flat()
+    assert flat.data_ptr() == x.data_ptr()
+    version = x._version
+    operand.store(flat)
+    assert x._version > version
+
+
+def test_root_of_a_broadcast_is_only_read() -> None:
+    def body(comm: Communicator) -> None:
+        for sevens in (torch.full((1,), 7.0).expand(3), torch.full((3,), 7.0)):
+            x = sevens if comm.rank == 1 else torch.zeros(3)
+            assert comm.broadcast(x, root=1) is x
+            assert x.tolist() == [7.0] * 3
+        array = np.full(3, 7.0 * comm.rank)
+        array.setflags(write=comm.rank != 1)
+        assert comm.broadcast(array, root=1) is array
+        assert array.tolist() == [7.0] * 3
+
+    run(body, 3)
 
 
 class FakeCupyArray:

@@ -17,6 +17,7 @@ import torch
 
 import microddp
 from microddp import ClosedError, CollectiveTimeoutError, Communicator, RemoteError, TransportError
+from microddp.arrays import Operand
 from microddp.transport.thread import ThreadWorld
 from microddp_kernels.operators import get_op
 from tests.api.tools import outcomes, run
@@ -157,6 +158,29 @@ def test_failure_while_combining_names_the_rank_and_breaks_all() -> None:
     for error in outcomes(lambda comm: comm.all_reduce(torch.ones(3), op=op, algorithm="tree"), 3):
         assert isinstance(error, (TransportError, ArithmeticError))
         assert "boom" in str(error)
+
+
+def test_failure_before_the_plan_runs_reaches_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    copy = Operand.copy
+
+    def fail_on_rank_one(operand: Operand) -> torch.Tensor:
+        if operand.tensor[0] == 1:
+            raise MemoryError("no room")
+        return copy(operand)
+
+    monkeypatch.setattr(Operand, "copy", fail_on_rank_one)
+
+    def body(comm: Communicator) -> Any:
+        try:
+            return comm.reduce_scatter(torch.full((3,), comm.rank))
+        finally:
+            with pytest.raises(ClosedError, match="no room"):
+                comm.barrier()
+
+    errors = outcomes(body, 3)
+    assert type(errors.pop(1)) is MemoryError
+    for error in errors:
+        assert type(error) is RemoteError and "rank 1 raised MemoryError: no room" in str(error)
 
 
 def test_forgotten_communicator_closes_itself() -> None:

@@ -94,3 +94,18 @@ def test_a_users_algorithm_is_proved_and_used() -> None:
         microddp.unregister("wrong")
     for error in outcomes(lambda comm: comm.all_reduce(torch.ones(7), algorithm="mine"), 3):
         assert type(error) is ValueError and "mine" in str(error)
+
+
+def test_a_name_that_is_registered_anew_means_the_new_algorithm() -> None:
+    x = torch.ones(3)
+    with microddp.init() as comm:
+        for num_chunks in (1, 2):
+            microddp.algorithm("anew", num_chunks=num_chunks)(lambda *args: iter(()))
+            try:
+                assert comm.all_reduce(x, algorithm="anew") is x
+                (prepared,) = comm._planner._prepared.values()
+                assert prepared.schedule.num_chunks == num_chunks
+            finally:
+                microddp.unregister("anew")
+        with pytest.raises(ValueError, match="anew"):
+            comm.all_reduce(x, algorithm="anew")

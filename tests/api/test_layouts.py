@@ -234,6 +234,7 @@ def test_autograd_is_told_of_what_a_transport_wrote_as_bytes() -> None:
     operand = operand_of(x, "x")
     flat = operand.flat()
     assert flat.data_ptr() == x.data_ptr()
+    assert not operand_of(torch.ones(4, requires_grad=True), "x").flat().requires_grad
     version = x._version
     operand.store(flat)
     assert x._version > version

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Final
 
-from microddp.transport.gloo_group import MIN_WAIT
+from microddp.transport.gloo_group import MIN_WAIT_S
 
 __all__ = ["Waiter", "wait_for_work"]
 
@@ -24,7 +24,7 @@ GRACE_S: Final = 0.2  # the thread notices the deadline itself, and knows what i
 
 def wait_for_work(work: Any, deadline: float) -> None:
     """Waits for one of Gloo's works; RuntimeError if it failed, or ``deadline`` passed, which ends all connections."""
-    work.wait(max(timedelta(seconds=deadline - time.monotonic()), MIN_WAIT))
+    work.wait(timedelta(0, max(deadline - time.monotonic(), MIN_WAIT_S)))
 
 
 class Waiter:

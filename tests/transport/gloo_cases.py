@@ -149,6 +149,7 @@ def close_variants(pool: GlooTransport) -> list[float]:
         elif use == "open":
             opened = world.open(make_header(0), time.monotonic() + DEADLINE_S)
             opened.post([recv(neighbours(world)[0], poison(3))])
+            barrier(pool)  # no peer has closed while this rank still posts
         started = time.monotonic()
         world.close()
         seconds.append(time.monotonic() - started)

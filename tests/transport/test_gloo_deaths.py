@@ -64,7 +64,7 @@ def test_a_stopped_rank_is_a_timeout_everywhere(victim: int, rank_0_hosts: bool)
 
 
 @pytest.mark.parametrize("how", ["_exit", "close", "return"])
-@pytest.mark.parametrize(("numel", "repeats"), [(1, 6), (1 << 20, 4)])
+@pytest.mark.parametrize(("numel", "repeats"), [(1, 4), (1 << 20, 4)])
 def test_leaving_at_once_loses_nothing(numel: int, repeats: int, how: str) -> None:
     for repeat in range(repeats):
         ends = run_forks(gloo_death_cases.all_reduce_and_leave, WORLD_SIZE, numel, how, rank_0_hosts=repeat % 2 == 1)
@@ -72,5 +72,5 @@ def test_leaving_at_once_loses_nothing(numel: int, repeats: int, how: str) -> No
 
 
 def test_leaving_before_the_others_are_connected() -> None:
-    for _ in range(15):
+    for _ in range(8):
         assert run_forks(gloo_death_cases.leave_at_once, WORLD_SIZE) == [(rank, 0) for rank in range(WORLD_SIZE)]

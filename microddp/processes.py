@@ -187,7 +187,8 @@ class RankProcesses:
     def _results(self, outcomes: dict[int, Returned | Raised | Died], timeout: float | None) -> list[Any]:
         failures = [each for each in outcomes.values() if not isinstance(each, Returned)]
         if failures:
-            min(failures, key=lambda failure: failure.when).throw()
+            causes = [each for each in failures if not (isinstance(each, Raised) and each.is_consequence)]
+            min(causes or failures, key=lambda failure: failure.when).throw()
         missing = [rank for rank in range(self.world_size) if rank not in outcomes]
         if missing:
             raise CollectiveTimeoutError(

@@ -19,7 +19,7 @@ from typing import Any, Final, NoReturn
 import torch
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from microddp.errors import RemoteError, TransportError
+from microddp.errors import ClosedError, RemoteError, TransportError
 from microddp.transport.gloo import GlooTransport
 
 __all__ = ["LAUNCH_PREFIX", "Died", "Raised", "Returned", "pickle_call", "rank_main", "unpickle"]
@@ -37,13 +37,18 @@ class Returned:
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """A rank's exception: ``error`` is None if it cannot be pickled, ``when`` is a ``time.monotonic()`` value."""
+    """A rank's exception.
+
+    ``error`` is None if it cannot be pickled, ``when`` is a ``time.monotonic()`` value; ``is_consequence`` says that it
+    only tells of another rank's failure, which then explains more.
+    """
 
     rank: int
     when: float
     error: bytes | None
     summary: str
     trace: str
+    is_consequence: bool
 
     def describe(self) -> str:
         """One line."""
@@ -159,7 +164,11 @@ def _raised(rank: int, error: Exception) -> Raised:
         unpickle(payload)  # an exception whose constructor wants other arguments fails only here
     except Exception:
         payload = None
-    return Raised(rank, time.monotonic(), payload, f"{type(error).__name__}: {error}", trace)
+    return Raised(rank, time.monotonic(), payload, f"{type(error).__name__}: {error}", trace, _is_consequence(error))
+
+
+def _is_consequence(error: BaseException) -> bool:
+    return isinstance(error, (ClosedError, RemoteError))
 
 
 def _say(connection: Connection, outcome: Returned | Raised | Died) -> None:

@@ -126,8 +126,10 @@ class Noticeboard:
             published = self.failure()
             if published is not None:
                 return published
-            if peer is not None and self.status(peer).closed:
-                return self.publish(Failure("closed", peer, f"rank {peer} closed its transport"))
+            if peer is not None and (status := self.status(peer)).closed:
+                closed = Failure("closed", peer, f"rank {peer} closed its transport")
+                # If it refused its last call, that is why it left.
+                return self.publish(self.rejection(status.sequence) or closed)
             if time.monotonic() >= deadline:
                 return self.publish(suspicion)
             time.sleep(POLL_S)

@@ -212,6 +212,17 @@ def test_processes() -> None:
     assert mine.startswith("ValueError: rank 1 of 2, all_reduce: unknown operator 'average'")
 
 
+def _refuse_and_leave(comm: Communicator) -> None:
+    comm.all_reduce(torch.ones(1 << 16), op="average" if comm.rank == 1 else "avg")
+
+
+def test_the_refusal_is_what_the_caller_of_several_processes_sees() -> None:
+    """Not the error of a rank that only heard of it, nor that the one that refused has left."""
+    with pytest.raises(ValueError, match="unknown operator 'average'") as caught:
+        microddp.run_processes(_refuse_and_leave, 3, timeout=100)
+    assert "rank 1" in str(caught.value)
+
+
 SCRIPTS = {
     "idle worker, never closed": "comm.all_reduce(torch.ones(3), async_op=True).wait()",
     "pending work, never closed, exit": "other.all_reduce(torch.ones(3), async_op=True); comm.close()",

@@ -13,11 +13,11 @@ VENV := .venv
 VENV_PYTHON := $(VENV)/bin/python
 METADATA := pyproject.toml constraints.txt
 
-.PHONY: bench check clean demo help test
+.PHONY: bench check clean demo help test thorough
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /|/' | while IFS='|' read -r target text; do \
-	    printf '  make %-7s %s\n' "$$target" "$$text"; done
+	    printf '  make %-8s %s\n' "$$target" "$$text"; done
 	@echo
 	@echo '  PYTHON=python3.12   the interpreter that .venv is made of (3.10 or newer)'
 	@echo '  ARGS="..."          passed on: make test ARGS="-k ring", make demo ARGS="--help"'
@@ -30,6 +30,10 @@ test: $(VENV)/installed-dev ## run the tests
 
 check: $(VENV)/installed-dev ## what a change must pass: lint, format, types, tests, the commands of the documentation
 	@scripts/check $(VENV_PYTHON)
+
+thorough: $(VENV)/installed-dev ## all plans, and twenty times the random examples (half an hour)
+	@MICRODDP_THOROUGH=1 MICRODDP_HYPOTHESIS=thorough $(VENV_PYTHON) -m pytest -m "not docs" --timeout 3600 \
+	    tests/plan tests/test_matrix_thread.py tests/test_matrix_gloo.py $(ARGS)
 
 bench: $(VENV)/installed-bench ## compare the speed with torch's own all-reduce over Gloo (minutes)
 	@$(VENV_PYTHON) bench/bench_all_reduce.py $(ARGS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import multiprocessing
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +15,15 @@ from pathlib import Path
 import pytest
 import torch
 from hypothesis import settings
+
+
+def _hear_interrupts() -> None:
+    """A shell's background jobs start with SIGINT ignored, and so would every process that the tests interrupt."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+_hear_interrupts()
 
 GRACE_S = 5.0  # for what is already on its way out when a test module ends
 

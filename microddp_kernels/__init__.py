@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from microddp_kernels.launchers import launcher_for
 from microddp_kernels.operators import get_op, op_names
-from microddp_kernels.reduce_op import CombineSpec, ReduceOp
+from microddp_kernels.reduce_op import CombineSpec, Lane, ReduceOp
 
-__all__ = ["CombineSpec", "ReduceOp", "get_op", "launcher_for", "op_names"]
+__all__ = ["CombineSpec", "Lane", "ReduceOp", "get_op", "launcher_for", "op_names"]

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from microddp_kernels.op_registry import get_op, op_names, register_op
 from microddp_kernels.reduce_op import KernelFunction, ReduceOp
 from microddp_kernels.scratch import BLOCK_NUMEL, block_scratch
 
@@ -65,38 +66,14 @@ def _op(name: str, combine: str, eager: Any, dtypes: frozenset[torch.dtype], div
 
 
 # torch adds, multiplies and selects 16-bit floats in float32, rounding once, and bool logically, so one call each does.
-_REGISTRY = {
-    op.name: op
-    for op in (
-        _op("sum", "add", torch.add, _ALL),
-        _op("prod", "multiply", torch.mul, _ALL),
-        _op("min", "minimum", _ordering_zeros(torch.minimum), _ALL),
-        _op("max", "maximum", _ordering_zeros(torch.maximum), _ALL),
-        _op("avg", "add", torch.add, _FLOATS, divides=True),
-        _op("band", "bitwise_and", torch.bitwise_and, _BITWISE),
-        _op("bor", "bitwise_or", torch.bitwise_or, _BITWISE),
-        _op("bxor", "bitwise_xor", torch.bitwise_xor, _BITWISE),
-    )
-}
-
-
-def op_names() -> tuple[str, ...]:
-    """The names that ``get_op`` knows."""
-    return tuple(_REGISTRY)
-
-
-def get_op(name_or_op: str | ReduceOp) -> ReduceOp:
-    """The operator called ``name_or_op``, or the operator itself.
-
-    Raises:
-        ValueError: no operator has this name; the text lists those that exist.
-        TypeError: ``name_or_op`` is neither a name nor a ReduceOp.
-    """
-    if isinstance(name_or_op, ReduceOp):
-        return name_or_op
-    if not isinstance(name_or_op, str):
-        raise TypeError(f"op must be the name of an operator or a ReduceOp, not {name_or_op!r}")
-    op = _REGISTRY.get(name_or_op)
-    if op is None:
-        raise ValueError(f"unknown operator {name_or_op!r}; known operators: {', '.join(_REGISTRY)}")
-    return op
+for _each in (
+    _op("sum", "add", torch.add, _ALL),
+    _op("prod", "multiply", torch.mul, _ALL),
+    _op("min", "minimum", _ordering_zeros(torch.minimum), _ALL),
+    _op("max", "maximum", _ordering_zeros(torch.maximum), _ALL),
+    _op("avg", "add", torch.add, _FLOATS, divides=True),
+    _op("band", "bitwise_and", torch.bitwise_and, _BITWISE),
+    _op("bor", "bitwise_or", torch.bitwise_or, _BITWISE),
+    _op("bxor", "bitwise_xor", torch.bitwise_xor, _BITWISE),
+):
+    register_op(_each)

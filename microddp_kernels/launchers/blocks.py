@@ -47,7 +47,7 @@ def combine_on_blocks(
     soft_bfloat16: bool,
 ) -> None:
     """Checks the arguments of a combine and launches its kernel, unless there is nothing to do."""
-    accumulation = check_launch(out, operands, how)
+    accumulation = check_launch(out, operands, how)[0]
     numel = out.numel()
     if numel == 0:
         return

@@ -50,6 +50,14 @@ class CompiledLauncher(Launcher):
             copy_on_blocks(_launch, out, source, _BLOCK)
             return _recorded_event()
 
+    def pack(self, out: torch.Tensor, sources: Sequence[torch.Tensor], queue: Any = None) -> Any:
+        """See ``Launcher.pack``."""
+        raise NotImplementedError
+
+    def unpack(self, outs: Sequence[torch.Tensor], source: torch.Tensor, queue: Any = None) -> Any:
+        """See ``Launcher.unpack``."""
+        raise NotImplementedError
+
 
 def _launch(kernel: Any, num_programs: int, arguments: tuple[Any, ...], constants: dict[str, Any]) -> None:
     kernel[(num_programs,)](*arguments, **constants, **_OPTIONS)

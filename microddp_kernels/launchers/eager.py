@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from microddp_kernels.launchers.base import Launcher
-from microddp_kernels.launchers.checks import check_copy, check_devices, check_launch
+from microddp_kernels.launchers.checks import check_copy, check_devices, check_launch, check_pack
 from microddp_kernels.reduce_op import CombineSpec
 from microddp_kernels.scratch import BLOCK_NUMEL, block_scratch
 
@@ -40,7 +40,7 @@ class EagerLauncher(Launcher):
             ):
                 op.eager(first, second, out=out)
                 return
-        accumulation = check_launch(out, operands, how)
+        accumulation = check_launch(out, operands, how)[0]
         check_devices(self.name, "cpu", out, *operands)
         numel = out.numel()
         if numel <= BLOCK_NUMEL:
@@ -54,6 +54,22 @@ class EagerLauncher(Launcher):
         """``out = source``, done on return; ``queue`` is ignored."""
         check_copy(out, source)
         out.copy_(source)
+
+    def pack(self, out: torch.Tensor, sources: Sequence[torch.Tensor], queue: Any = None) -> None:
+        """Puts ``sources`` one after another into ``out``, done on return; ``queue`` is ignored."""
+        check_pack(out, sources)
+        start = 0
+        for source in sources:
+            out[start : start + source.numel()].copy_(source.view(-1))
+            start += source.numel()
+
+    def unpack(self, outs: Sequence[torch.Tensor], source: torch.Tensor, queue: Any = None) -> None:
+        """Cuts ``source`` into ``outs``, done on return; ``queue`` is ignored."""
+        check_pack(source, outs)
+        start = 0
+        for out in outs:
+            out.view(-1).copy_(source[start : start + out.numel()])
+            start += out.numel()
 
 
 def _fold_block(

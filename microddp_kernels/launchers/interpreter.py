@@ -61,6 +61,14 @@ class InterpreterLauncher(Launcher):
         check_devices(self.name, "cpu", out, source)
         copy_on_blocks(_interpret, out, source, self._block)
 
+    def pack(self, out: torch.Tensor, sources: Sequence[torch.Tensor], queue: Any = None) -> Any:
+        """See ``Launcher.pack``."""
+        raise NotImplementedError
+
+    def unpack(self, outs: Sequence[torch.Tensor], source: torch.Tensor, queue: Any = None) -> Any:
+        """See ``Launcher.unpack``."""
+        raise NotImplementedError
+
 
 class _InPlaceExecutor(triton_interpreter.GridExecutor):  # type: ignore[misc]
     """Runs on the tensors themselves.

@@ -18,11 +18,15 @@ __all__ = [
     "Send",
     "Span",
     "Transfer",
+    "WIRE",
     "is_transfer",
 ]
 
 DATA: Final = 0
 """The index of the buffer that is the caller's tensor."""
+
+WIRE: Final = 1
+"""The index of the buffer that holds a rank's own values as they travel, in a plan that has a wire type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +34,9 @@ class Buffer:
     """A stretch of memory.
 
     Attributes:
-        name: "data", the slots "A", "B", "C" …, or "acc", "acc1" … for partial folds in the accumulation type.
+        name: "data", "wire", the slots "A", "B", "C" …, or "acc", "acc1" … for partial folds in the accumulation type.
         numel: its size in elements.
-        wide: its elements have the accumulation type, not the data's.
+        wide: its elements have the accumulation type, not the type that travels, which slots and "wire" have.
     """
 
     name: str
@@ -103,7 +107,7 @@ class Combine:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """``out`` = ``source``."""
+    """``out`` = ``source``, converted between the data's type and the wire's."""
 
     step: int
     slice: int
@@ -140,7 +144,7 @@ class Plan:
 
     Attributes:
         rank, world_size: whose plan, among how many.
-        numel, itemsize: of the caller's tensor.
+        numel, itemsize: of the caller's tensor; with several lanes or a wire type, the rows and the smallest itemsize.
         buffers: ``buffers[0]`` is the caller's tensor, the others are staging.
         instructions: in the order in which a host issues them.
         after: for each instruction, the indices of those that must be complete before it starts: no more than the

@@ -10,6 +10,7 @@ from microddp.plan.dependencies import derive
 from microddp.plan.instructions import (
     ARRIVAL,
     DATA,
+    WIRE,
     Buffer,
     Combine,
     Copy,
@@ -21,6 +22,7 @@ from microddp.plan.instructions import (
     Span,
 )
 from microddp.plan.liveness import Liveness
+from microddp.plan.own import OwnValues
 from microddp.schedule import OWN, Fold, Schedule, Step
 from microddp.schedule import Recv as ScheduleRecv
 from microddp.schedule import Send as ScheduleSend
@@ -39,8 +41,12 @@ class LoweringConfig:
         num_slots: slots to alternate between; more are made if the schedule keeps more values staged at once.
         fuse: the transport understands RecvCombine.
         wide: the operator accumulates in a wider type than the data's.
-        divides: the operator divides the fold by world_size (avg).
+        divides: the operator does something to the complete fold, by world_size (avg divides, others finalize).
         means: partial results travel as means (avg of float16); where the fold is in rank order they do not.
+        wire: what travels has another type than the data: a rank's own values go over to a buffer of that type when
+            they are first sent or folded, and the results come back from it. In rank order every contribution is
+            converted before it is folded, the rank's own too, so that all ranks and algorithms fold the same values.
+        alone: the complete fold of a single rank's contribution is finished too.
     """
 
     slice_nbytes: int
@@ -49,6 +55,8 @@ class LoweringConfig:
     wide: bool = False
     divides: bool = False
     means: bool = False
+    wire: bool = False
+    alone: bool = False
 
     def __post_init__(self) -> None:
         if self.slice_nbytes < ALIGNMENT_NBYTES or self.slice_nbytes % ALIGNMENT_NBYTES:
@@ -77,7 +85,8 @@ class _Lowering:
         self.live = Liveness(self.steps)
         self.slice_numel = max(alignment_numel(itemsize), config.slice_nbytes // itemsize)
         self.num_slots = max(config.num_slots, self.live.peak) if self.live.peak else 0
-        self.free = deque(range(1, 1 + self.num_slots))
+        self.first_slot = WIRE + 1 if config.wire else WIRE
+        self.free = deque(range(self.first_slot, self.first_slot + self.num_slots))
         self.slot_of: dict[tuple[int, int], int] = {}
         self.slot_numel = 0
         self.accumulators: list[int] = []  # their sizes
@@ -85,6 +94,7 @@ class _Lowering:
         self.totals: dict[tuple[int, int], int] = {}  # (step, number of the fold) -> contributions that it covers
         self.accounts = self._account()
         self.out: list[Instruction] = []
+        self.own = OwnValues(schedule, rank, self.steps, self.out, wire=config.wire)
         if not schedule.entry.slice_major and self.live.crosses_steps:
             raise PlanError(f"{schedule.algorithm} keeps a staged value across steps: declare it slice_major")
 
@@ -96,9 +106,12 @@ class _Lowering:
             order = [(step, piece) for step, each in enumerate(self.steps) for piece in range(self._num_slices(each))]
         for step, piece in order:
             self._emit(step, piece)
-        names = ["data", *(_slot_name(slot) for slot in range(self.num_slots))]
-        sizes = [self.numel, *[self.slot_numel] * self.num_slots]
-        buffers = [Buffer(name, size) for name, size in zip(names, sizes)]
+        self.own.restore()
+        if self.config.alone and self.schedule.world_size == 1:
+            self._finish_alone()
+        buffers = [Buffer("data", self.numel)]
+        buffers += [Buffer("wire", self.numel)] * self.config.wire
+        buffers += [Buffer(_slot_name(slot), self.slot_numel) for slot in range(self.num_slots)]
         for number, size in enumerate(self.accumulators):
             buffers.append(Buffer(f"acc{number or ''}", size, wide=True))
         where = (self.rank, self.schedule.world_size, self.numel, self.itemsize)
@@ -109,43 +122,63 @@ class _Lowering:
         if not self.slot_of and self.num_slots == self.live.peak:
             self.free = deque(sorted(self.free))  # a schedule that needs every slot starts each slice in slot A
         for keep in todo.keeps:
-            source = self._data(keep.chunk, piece)
-            if source:
-                self.out.append(Copy(step, piece, self._take(keep.chunk, keep.key, source), source))
+            data = self._data(keep.chunk, piece)
+            if data:
+                source = self.own.read(step, piece, keep.chunk, data)
+                self.out.append(Copy(step, piece, self._take(keep.chunk, keep.key, data), source))
         fused = self._fusable(step) if self.config.fuse else {}
         for each in todo.transfers:
             data = self._data(each.chunk, piece)
             if isinstance(each, ScheduleSend):
                 if data:
-                    source = self._staged(each.chunk, each.key, data)
+                    source = self._source(step, piece, each, data)
                     self.out.append(Send(step, piece, each.peer, source))
                 continue
             number = fused.get((each.chunk, each.key))
             if number is not None and data:
                 self._receive_combine(step, piece, each, number, data)
             elif data:
-                out = data if each.key == OWN else self._take(each.chunk, each.key, data)
+                own = each.key == OWN
+                out = self.own.write(step, piece, each.chunk, data) if own else self._take(each.chunk, each.key, data)
                 self.out.append(Recv(step, piece, each.peer, out))
+        self.own.restore()  # what was complete before: while this step's transfers are on their way
         for number, fold in enumerate(todo.folds):
             if number not in fused.values():
                 self._combine(step, piece, fold, number)
+        self.own.complete(step, piece, self._data)
         self._release(step)
 
+    def _finish_alone(self) -> None:
+        for start in range(0, self.numel, self.slice_numel):
+            data = Span(DATA, start, min(self.numel, start + self.slice_numel))
+            self.out.append(Combine(0, start // self.slice_numel, data, (data,), None, 1))
+
+    def _source(self, step: int, piece: int, each: ScheduleSend, data: Span) -> Span:
+        if each.key == OWN:
+            return self.own.read(step, piece, each.chunk, data, travels=True)
+        return self._staged(each.chunk, each.key, data)
+
     def _receive_combine(self, step: int, piece: int, each: ScheduleRecv, number: int, data: Span) -> None:
-        operands = tuple(data if key == OWN else ARRIVAL for key in self.steps[step].folds[number].operands)
-        self.out.append(RecvCombine(step, piece, each.peer, data, operands, *self.accounts[step, number]))
+        own = self.own.read(step, piece, each.chunk, data, travels=self.schedule.entry.rank_order)
+        operands = tuple(own if key == OWN else ARRIVAL for key in self.steps[step].folds[number].operands)
+        out = self.own.write(step, piece, each.chunk, data)
+        self.out.append(RecvCombine(step, piece, each.peer, out, operands, *self.accounts[step, number]))
 
     def _combine(self, step: int, piece: int, fold: Fold, number: int) -> None:
         data = self._data(fold.chunk, piece)
         if not data:
             return
         from_acc, to_acc = self._partial(step, number)
-        own = self._accumulator(fold.chunk, len(data)) if from_acc else data
-        operands = tuple(own if key == OWN else self._staged(fold.chunk, key, data) for key in fold.operands)
+        own = None
+        if from_acc:
+            own = self._accumulator(fold.chunk, len(data))
+        elif OWN in fold.operands:
+            own = self.own.read(step, piece, fold.chunk, data, travels=self.schedule.entry.rank_order)
+        operands = tuple(own or data if key == OWN else self._staged(fold.chunk, key, data) for key in fold.operands)
         if to_acc:
             out = self._accumulator(fold.chunk, len(data))
         else:
-            out = data
+            out = self.own.write(step, piece, fold.chunk, data)
             self.accumulator_of.pop(fold.chunk, None)
         self.out.append(Combine(step, piece, out, operands, *self.accounts[step, number]))
 
@@ -158,7 +191,7 @@ class _Lowering:
             self.accumulator_of[chunk] = number
             self.accumulators += [0] * (number == len(self.accumulators))
         self.accumulators[number] = max(self.accumulators[number], numel)
-        return Span(self.num_slots + 1 + number, 0, numel)
+        return Span(self.first_slot + self.num_slots + number, 0, numel)
 
     def _partial(self, step: int, number: int) -> tuple[bool, bool]:
         """Whether the fold reads, and leaves, its own chunk in the accumulator: it is rounded only once, at the end."""
@@ -215,7 +248,7 @@ class _Lowering:
         return Span(slot, 0, len(data))
 
     def _staged(self, chunk: int, key: int, data: Span) -> Span:
-        return data if key == OWN else Span(self.slot_of[chunk, key], 0, len(data))
+        return Span(self.slot_of[chunk, key], 0, len(data))
 
     def _release(self, step: int) -> None:
         for each in [each for each in self.slot_of if self.live.last_use[each] <= step]:

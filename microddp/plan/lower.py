@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from microddp.errors import PlanError
@@ -127,6 +128,7 @@ class _Lowering:
                 source = self.own.read(step, piece, keep.chunk, data)
                 self.out.append(Copy(step, piece, self._take(keep.chunk, keep.key, data), source))
         fused = self._fusable(step) if self.config.fuse else {}
+        self._convert(step, piece, fused)
         for each in todo.transfers:
             data = self._data(each.chunk, piece)
             if isinstance(each, ScheduleSend):
@@ -147,6 +149,15 @@ class _Lowering:
                 self._combine(step, piece, fold, number)
         self.own.complete(step, piece, self._data)
         self._release(step)
+
+    def _convert(self, step: int, piece: int, fused: Mapping[tuple[int, int], int]) -> None:
+        """Converts what the step's transfers need on the wire, before the first of them: a group is not cut in two."""
+        in_order = self.schedule.entry.rank_order
+        for each in self.steps[step].transfers:
+            data = self._data(each.chunk, piece)
+            is_sent = isinstance(each, ScheduleSend) and each.key == OWN
+            if data and (is_sent or (in_order and (each.chunk, each.key) in fused)):
+                self.own.read(step, piece, each.chunk, data, travels=True)
 
     def _finish_alone(self) -> None:
         for start in range(0, self.numel, self.slice_numel):

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Literal, get_args
 
 from microddp.errors import PlanError
-from microddp.plan.instructions import DATA, Combine, Copy, Plan, Recv, RecvCombine, Send, is_transfer
+from microddp.plan.instructions import DATA, Combine, Copy, Plan, Recv, RecvCombine, Send, is_transfer, reads, writes
 from microddp.plan.memory import NOTHING, Memory, Token
 from microddp.schedule import Schedule
 from microddp.schedule.terms import Terms
@@ -34,6 +34,7 @@ def prove(
     wide: bool = False,
     divides: bool = False,
     means: bool = False,
+    wire: bool = False,
 ) -> None:
     """Plays ``plans`` (one for each rank) once and compares every element with the schedule's proof.
 
@@ -44,6 +45,7 @@ def prove(
         seed: of the choice among what may run.
         wide, divides, means: as in LoweringConfig: a fold in rank order must be rounded only once, every result must be
             divided exactly once, or weighted truthfully.
+        wire: as in LoweringConfig: nothing may travel, or be folded in rank order, in the data's own type.
 
     Raises:
         PlanError: a wrong term, a wrong weight or divisor, transfers that do not match, or a deadlock.
@@ -56,6 +58,8 @@ def prove(
         raise ValueError(f"expected a plan for each of {schedule.world_size} ranks, got (rank, world_size) {found}")
     if len({each[2:] for each in found}) > 1:
         raise ValueError(f"plans of different sizes: (rank, world_size, numel, itemsize) {found}")
+    if wire:
+        _check_wire(plans, in_order=schedule.entry.rank_order)
     terms = Terms()
     ranks = [_Rank(plan, mode, Memory(schedule, plan, terms)) for plan in plans]
     _play(ranks, random.Random(seed))
@@ -222,6 +226,16 @@ def _expected(schedule: Schedule, terms: Terms, *, wide: bool) -> dict[tuple[int
         flat = terms.fold([terms.leaf(rank) for rank in range(schedule.world_size)])
         return dict.fromkeys(proof.places(), flat)
     return {place: proof.term_in(terms, *place) for place in proof.places()}
+
+
+def _check_wire(plans: Sequence[Plan], *, in_order: bool) -> None:
+    for plan in plans:
+        for each in plan.instructions:
+            touched = writes(each)
+            if in_order or isinstance(each, Send):
+                touched += reads(each)
+            if not isinstance(each, Copy) and any(span.buffer == DATA for span in touched):
+                raise PlanError(f"rank {plan.rank}: {each} uses the data where it has to use the wire type")
 
 
 def _check_weights(ranks: list[_Rank], *, weighed: bool) -> None:

@@ -24,6 +24,9 @@ ARITHMETIC: tuple[dict[str, bool], ...] = (
     {"divides": True},
     {"wide": True, "divides": True},
     {"wide": True, "divides": True, "means": True},
+    {"wire": True},
+    {"wire": True, "wide": True, "divides": True},
+    {"wire": True, "wide": True, "divides": True, "means": True},
 )
 
 

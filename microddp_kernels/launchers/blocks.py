@@ -1,89 +1,121 @@
-"""The arguments with which the Triton launchers start their kernels."""
+"""The arguments with which the Triton launchers start the kernels that combine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cache
-from typing import Any
+import struct
+from collections.abc import Sequence
+from functools import cache, lru_cache
+from typing import Any, Final
 
 import torch
-import triton.language as tl
 
 from microddp_kernels import kernels
-from microddp_kernels.launchers.checks import check_copy, check_launch
-from microddp_kernels.reduce_op import CombineSpec, KernelFunction
+from microddp_kernels.dtypes import COMPLEX
+from microddp_kernels.launchers.checks import check_launch, lanes_of
+from microddp_kernels.launchers.copies import copy_on_blocks
+from microddp_kernels.launchers.formats import ACCUMULATION_TYPES, Launch, carried, format_of
+from microddp_kernels.reduce_op import CombineSpec, KernelFunction, ReduceOp, Values
 
 __all__ = ["Launch", "combine_on_blocks", "copy_on_blocks"]
 
-Launch = Callable[[Any, int, tuple[Any, ...], dict[str, Any]], None]
-"""``launch(kernel, num_programs, arguments, constants)`` starts a kernel of ``microddp_kernels.kernels``."""
-
-_TRITON_DTYPES = {
-    torch.float32: tl.float32,
-    torch.float64: tl.float64,
-    torch.int8: tl.int8,
-    torch.int16: tl.int16,
-    torch.int32: tl.int32,
-    torch.int64: tl.int64,
-    torch.uint8: tl.uint8,
-    torch.bool: tl.int32,
-}
-"""The accumulation types. Truth values are computed as int32 zeros and ones."""
-
-_CARRIER_OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-@cache
-def _loaded(reference: KernelFunction) -> Any:
-    return reference.load()
+_FULL_NBYTES: Final = 8
+"""Bytes of the values of an element for which a launcher's block is meant."""
 
 
 def combine_on_blocks(
     launch: Launch,
-    out: torch.Tensor,
-    operands: Sequence[torch.Tensor],
+    out: Values,
+    operands: Sequence[Values],
     how: CombineSpec,
     block: int,
     soft_bfloat16: bool,
+    hardware_float8: bool = False,
 ) -> None:
-    """Checks the arguments of a combine and launches its kernel, unless there is nothing to do."""
-    accumulation = check_launch(out, operands, how)[0]
-    numel = out.numel()
+    """Checks the arguments of a combine and launches its kernel, unless there is nothing to do.
+
+    Args:
+        launch: starts a kernel.
+        out, operands, how: see ``Launcher.combine``.
+        block: elements a program, a power of two; less is taken if the values of an element have more than 8 bytes.
+        soft_bfloat16: convert bfloat16 in integer arithmetic.
+        hardware_float8: convert float8 by instructions (sm_89 and later), not in integer arithmetic.
+    """
+    accumulation = check_launch(out, operands, how)
+    outs, numel = lanes_of(out), lanes_of(out)[0].numel()
     if numel == 0:
         return
-    combine = how.op.combine
-    constants = {
-        "COMBINE": _loaded(combine) if isinstance(combine, KernelFunction) else combine,
-        "ACC": _TRITON_DTYPES[accumulation],
-        "IS_BOOL": accumulation == torch.bool,
-        "SOFT_BFLOAT16": soft_bfloat16,
-        "BLOCK": block,
-    }
-    pointers = tuple(_carried(operand) for operand in operands)
-    num_programs = -(-numel // block)
-    if len(pointers) == 2 and how.weights is None and how.divisor is None:
-        launch(kernels.combine_kernel, num_programs, (_carried(out), *pointers, numel), constants)
+    all_lanes = (outs, *map(lanes_of, operands))
+    dtypes = tuple(tuple(lane.dtype for lane in lanes) for lanes in all_lanes)
+    constants = _constants(how.op, dtypes, accumulation, how.weights is not None, soft_bfloat16, hardware_float8)
+    constants = constants | {"BLOCK": _fitted(block, accumulation)}
+    if dtypes[0][0].is_complex and not constants["IS_COMPLEX"]:
+        numel *= 2
+    pointers = tuple(tuple(carried(lane, soft_bfloat16) for lane in lanes) for lanes in all_lanes)
+    num_programs = -(-numel // constants["BLOCK"])
+    if len(operands) == 2 and how.weights is None and how.divisor is None:
+        launch(kernels.combine_kernel, num_programs, (*pointers, numel), constants)
         return
-    counts = how.weights or (1,) * len(pointers)
-    denominator = how.divisor if how.weights is None else sum(counts)
-    constants |= {"WEIGHTED": how.weights is not None, "DIVIDES": denominator is not None}
+    finalize = how.op.finalize if how.divisor is not None else None
+    world_size = how.divisor if how.weights is None else sum(how.weights)
+    constants |= {
+        "FINALIZE": _loaded(finalize),
+        "WEIGHTED": how.weights is not None,
+        "SCALED": how.scale is not None,
+        "DIVIDES": world_size is not None and finalize is None,
+    }
     # Triton compiles a kernel anew for an integer in a tuple that is 1 or divides by 16, but not for a float.
-    weights = tuple(float(count) for count in counts)
-    arguments = (_carried(out), pointers, weights, denominator or 1, numel)
+    weights = tuple(float(count) for count in how.weights or ())
+    arguments = (pointers[0], pointers[1:], weights, _bits_of_float(how.scale or 0.0), world_size or 1, numel)
     launch(kernels.fold_kernel, num_programs, arguments, constants)
 
 
-def copy_on_blocks(launch: Launch, out: torch.Tensor, source: torch.Tensor, block: int) -> None:
-    """Checks the arguments of a copy and launches its kernel, unless there is nothing to do."""
-    check_copy(out, source)
-    numel = out.numel()
-    if numel == 0:
-        return
-    carrier = _CARRIER_OF_SIZE[out.element_size()]
-    arguments = (out.view(carrier), source.view(carrier), numel)
-    launch(kernels.copy_kernel, -(-numel // block), arguments, {"BLOCK": block})
+@lru_cache(maxsize=1024)
+def _constants(
+    op: ReduceOp,
+    dtypes: tuple[tuple[torch.dtype, ...], ...],
+    accumulation: tuple[torch.dtype, ...],
+    is_weighted: bool,
+    soft_bfloat16: bool,
+    hardware_float8: bool,
+) -> dict[str, Any]:
+    """What both combining kernels are compiled for; ``dtypes`` of the lanes of ``out`` and of each operand."""
+    types = tuple(ACCUMULATION_TYPES[each] for each in accumulation)
+    formats = tuple(tuple(format_of(each, soft_bfloat16, hardware_float8) for each in lanes) for lanes in dtypes)
+    combine, is_bare = op.combine, not op.lanes
+    if op.lanes and not COMPLEX.isdisjoint(accumulation):
+        raise TypeError(f"operator {op.name!r} has several lanes: Triton kernels take no complex elements there")
+    is_complex = accumulation[0].is_complex and op.complex_combine is not None and not is_weighted
+    if is_complex:
+        combine, is_bare = op.complex_combine, False
+        types, formats = types * 2, tuple(lanes * 2 for lanes in formats)
+    return {
+        "COMBINE": _loaded(combine),
+        "ACC": types,
+        "FORMATS": formats,
+        "IS_BARE": is_bare,
+        "IS_COMPLEX": is_complex,
+    }
 
 
-def _carried(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor as the kernels take it: bool as bytes."""
-    return tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor
+@cache
+def _fitted(block: int, accumulation: tuple[torch.dtype, ...]) -> int:
+    """``block``, halved until the values of a program are no more than those of a block of 8-byte elements."""
+    nbytes = sum(each.itemsize for each in accumulation)
+    while block > 1 and nbytes > _FULL_NBYTES:
+        block, nbytes = block // 2, nbytes // 2
+    return block
+
+
+def _loaded(function: Any) -> Any:
+    return _imported(function) if isinstance(function, KernelFunction) else function
+
+
+@cache
+def _imported(reference: KernelFunction) -> Any:
+    return reference.load()
+
+
+def _bits_of_float(value: float) -> int:
+    """The bits of a float64 as a signed integer."""
+    bits: int = struct.unpack("<q", struct.pack("<d", value))[0]
+    return bits

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, Final
 
 import torch
 
 from microddp_kernels.launchers.base import Launcher
 from microddp_kernels.launchers.blocks import combine_on_blocks, copy_on_blocks
-from microddp_kernels.launchers.checks import check_devices
-from microddp_kernels.reduce_op import CombineSpec
+from microddp_kernels.launchers.checks import check_devices, lanes_of
+from microddp_kernels.reduce_op import CombineSpec, Values
 
 __all__ = ["CompiledLauncher"]
 
@@ -30,24 +31,26 @@ class CompiledLauncher(Launcher):
 
     name = "compiled"
 
-    def combine(
-        self, out: torch.Tensor, operands: Sequence[torch.Tensor], how: CombineSpec, queue: Any = None
-    ) -> torch.cuda.Event:
+    def combine(self, out: Values, operands: Sequence[Values], how: CombineSpec, queue: Any = None) -> torch.cuda.Event:
         """Enqueues ``out = how(operands)``; the event returned marks its end.
 
         Raises:
             TypeError, ValueError: see ``microddp_kernels.launchers.checks``.
         """
-        check_devices(self.name, "cuda", out, *operands)
-        with torch.cuda.device(out.device), torch.cuda.stream(queue):
-            combine_on_blocks(_launch, out, operands, how, _BLOCK, soft_bfloat16=False)
+        tensors = [lane for each in (out, *operands) for lane in lanes_of(each)]
+        check_devices(self.name, "cuda", *tensors)
+        device = tensors[0].device
+        with torch.cuda.device(device), torch.cuda.stream(queue):
+            combine_on_blocks(
+                _launch, out, operands, how, _BLOCK, soft_bfloat16=False, hardware_float8=_has_float8(device)
+            )
             return _recorded_event()
 
     def copy(self, out: torch.Tensor, source: torch.Tensor, queue: Any = None) -> torch.cuda.Event:
         """Enqueues ``out = source``; the event returned marks its end."""
         check_devices(self.name, "cuda", out, source)
         with torch.cuda.device(out.device), torch.cuda.stream(queue):
-            copy_on_blocks(_launch, out, source, _BLOCK)
+            copy_on_blocks(_launch, out, source, _BLOCK, hardware_float8=_has_float8(out.device))
             return _recorded_event()
 
     def pack(self, out: torch.Tensor, sources: Sequence[torch.Tensor], queue: Any = None) -> Any:
@@ -61,6 +64,12 @@ class CompiledLauncher(Launcher):
 
 def _launch(kernel: Any, num_programs: int, arguments: tuple[Any, ...], constants: dict[str, Any]) -> None:
     kernel[(num_programs,)](*arguments, **constants, **_OPTIONS)
+
+
+@cache
+def _has_float8(device: torch.device) -> bool:
+    """Whether the device has instructions that convert float8."""
+    return torch.cuda.get_device_capability(device) >= (8, 9)
 
 
 def _recorded_event() -> torch.cuda.Event:

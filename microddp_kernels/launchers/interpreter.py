@@ -20,8 +20,8 @@ from triton.runtime.jit import JITFunction
 
 from microddp_kernels.launchers.base import Launcher
 from microddp_kernels.launchers.blocks import combine_on_blocks, copy_on_blocks
-from microddp_kernels.launchers.checks import check_devices
-from microddp_kernels.reduce_op import CombineSpec
+from microddp_kernels.launchers.checks import check_devices, lanes_of
+from microddp_kernels.reduce_op import CombineSpec, Values
 
 __all__ = ["InterpreterLauncher"]
 
@@ -47,19 +47,19 @@ class InterpreterLauncher(Launcher):
             raise ValueError(f"block must be a power of two, got {block}")
         self._block = block
 
-    def combine(self, out: torch.Tensor, operands: Sequence[torch.Tensor], how: CombineSpec, queue: Any = None) -> None:
+    def combine(self, out: Values, operands: Sequence[Values], how: CombineSpec, queue: Any = None) -> None:
         """``out = how(operands)``, done on return; ``queue`` is ignored.
 
         Raises:
             TypeError, ValueError: see ``microddp_kernels.launchers.checks``.
         """
-        check_devices(self.name, "cpu", out, *operands)
+        check_devices(self.name, "cpu", *(lane for each in (out, *operands) for lane in lanes_of(each)))
         combine_on_blocks(_interpret, out, operands, how, self._block, soft_bfloat16=True)
 
     def copy(self, out: torch.Tensor, source: torch.Tensor, queue: Any = None) -> None:
         """``out = source``, done on return; ``queue`` is ignored."""
         check_devices(self.name, "cpu", out, source)
-        copy_on_blocks(_interpret, out, source, self._block)
+        copy_on_blocks(_interpret, out, source, self._block, soft_bfloat16=True)
 
     def pack(self, out: torch.Tensor, sources: Sequence[torch.Tensor], queue: Any = None) -> Any:
         """See ``Launcher.pack``."""

@@ -7,10 +7,14 @@ from typing import Any
 
 import torch
 
+from microddp_kernels.dtypes import FLOATS8
 from microddp_kernels.launchers.base import Launcher
-from microddp_kernels.launchers.checks import check_copy, check_devices, check_launch, check_pack
-from microddp_kernels.reduce_op import CombineSpec
-from microddp_kernels.scratch import BLOCK_NUMEL, block_scratch
+from microddp_kernels.launchers.checks import check_copy, check_devices, check_launch, check_pack, lanes_of, widths_of
+from microddp_kernels.launchers.eager_convert import as_parts, convert
+from microddp_kernels.launchers.eager_fold import fold
+from microddp_kernels.launchers.eager_lanes import cut, fold_lanes
+from microddp_kernels.launchers.eager_steps import Lanes, as_op_of_parts, steps_for
+from microddp_kernels.reduce_op import CombineSpec, ReduceOp, Values
 
 __all__ = ["EagerLauncher"]
 
@@ -18,42 +22,46 @@ __all__ = ["EagerLauncher"]
 class EagerLauncher(Launcher):
     """Two operands of one type take one torch call; everything else goes block by block through small buffers.
 
-    So the extra memory of a thread is a few blocks of ``BLOCK_NUMEL`` elements, whatever the size of the tensors.
+    So the extra memory of a thread is a few blocks of ``BLOCK_NUMEL`` elements (for functions of users: for each of
+    torch's threads), or a few rows if those are longer, whatever the size of the tensors.
+
+    An operator without ``eager`` is combined by its ``torch_function``, else by its Triton function evaluated on whole
+    tensors; where neither can be, by the interpreter, with one RuntimeWarning for each operator. These functions see
+    tensors of the accumulation types only, and truth values as int32. Complex elements of an operator without
+    ``complex_combine`` come as their parts, in turn.
     """
 
     name = "eager"
 
-    def combine(self, out: torch.Tensor, operands: Sequence[torch.Tensor], how: CombineSpec, queue: Any = None) -> None:
+    def combine(self, out: Values, operands: Sequence[Values], how: CombineSpec, queue: Any = None) -> None:
         """``out = how(operands)``, done on return; ``queue`` is ignored.
 
         Raises:
-            TypeError, ValueError: see ``microddp_kernels.launchers.checks``.
+            TypeError, ValueError: see ``microddp_kernels.launchers.checks``; a function of the operator returns what
+                is no tensor of the right shape.
         """
         if len(operands) == 2 and how.weights is None and how.divisor is None:
             first, second = operands
-            op, dtype = how.op, out.dtype
-            if (
-                first.dtype is dtype
-                and second.dtype is dtype
-                and dtype in op.dtypes
-                and out.numel() == first.numel() == second.numel()
-            ):
-                op.eager(first, second, out=out)
+            op = how.op
+            eager = op.eager
+            if eager is not None and not op.lanes and op.accumulate is None and _are_alike(out, first, second, op):
+                eager(first, second, out=out)
                 return
-        accumulation = check_launch(out, operands, how)[0]
-        check_devices(self.name, "cpu", out, *operands)
-        numel = out.numel()
-        if numel <= BLOCK_NUMEL:
-            _fold_block(out, operands, how, accumulation)
-            return
-        for start in range(0, numel, BLOCK_NUMEL):
-            stop = start + BLOCK_NUMEL
-            _fold_block(out[start:stop], [operand[start:stop] for operand in operands], how, accumulation)
+        accumulation = check_launch(out, operands, how)
+        out_lanes, operand_lanes = lanes_of(out), [lanes_of(each) for each in operands]
+        check_devices(self.name, "cpu", *out_lanes, *(tensor for lanes in operand_lanes for tensor in lanes))
+        op = how.op
+        finalizes = how.divisor is not None and op.finalize is not None
+        if not finalizes and (len(operands) == 1 or how.weights is not None or (op.eager and not op.lanes)):
+            for lane, dtype in enumerate(accumulation):
+                _fold_lane(out_lanes[lane], [lanes[lane] for lanes in operand_lanes], how, dtype)
+        else:
+            _fold_with_functions(out_lanes, operand_lanes, how, accumulation)
 
     def copy(self, out: torch.Tensor, source: torch.Tensor, queue: Any = None) -> None:
         """``out = source``, done on return; ``queue`` is ignored."""
         check_copy(out, source)
-        out.copy_(source)
+        convert(out, source)
 
     def pack(self, out: torch.Tensor, sources: Sequence[torch.Tensor], queue: Any = None) -> None:
         """Puts ``sources`` one after another into ``out``, done on return; ``queue`` is ignored."""
@@ -72,52 +80,61 @@ class EagerLauncher(Launcher):
             start += out.numel()
 
 
-def _fold_block(
+def _are_alike(out: Values, first: Values, second: Values, op: ReduceOp) -> bool:
+    """Whether these are tensors of one legal type on which a call of ``op.eager`` rounds once, and of one numel."""
+    if isinstance(out, tuple) or isinstance(first, tuple) or isinstance(second, tuple):
+        return False
+    dtype = out.dtype
+    return (
+        first.dtype is dtype
+        and second.dtype is dtype
+        and dtype in op.dtypes
+        and dtype not in FLOATS8
+        and out.numel() == first.numel() == second.numel()
+    )
+
+
+def _fold_lane(
     out: torch.Tensor, operands: Sequence[torch.Tensor], how: CombineSpec, accumulation: torch.dtype
 ) -> None:
-    """One block of the fold. ``out`` is written once, after every operand has been read, since it may alias any."""
-    total = block_scratch("fold total", accumulation, out.numel())
-    if how.weights is not None:
-        _fold_weighted(total, operands, how.weights)
-        denominator = sum(how.weights)
-    elif how.divisor is not None:
-        _fold_combined(total, total, operands, how)
-        denominator = how.divisor
-    elif out.dtype == accumulation:
-        _fold_combined(out, total, operands, how)
+    """A fold that calls no function but ``op.eager``; of complex elements by their parts, unless they are combined."""
+    is_combined = len(operands) > 1 and how.weights is None
+    if accumulation.is_complex and (how.op.complex_combine is None or not is_combined):
+        out, operands = as_parts(out), [as_parts(each) for each in operands]
+        accumulation = out.dtype
+    fold(out, operands, how, accumulation)
+
+
+def _fold_with_functions(
+    out: Lanes, operands: Sequence[Lanes], how: CombineSpec, accumulation: tuple[torch.dtype, ...]
+) -> None:
+    """A fold by the operator's functions on whole tensors; where they cannot be evaluated, the interpreter goes on."""
+    op = how.op
+    widths = widths_of(op, out)
+    num_rows = next((tensor.numel() for lane, tensor in zip(op.lanes, out) if not lane.wide), out[0].numel())
+    if not num_rows:
         return
-    else:
-        _fold_combined(total, total, operands, how)
-        out.copy_(total)
-        return
-    if out.dtype == accumulation:
-        torch.div(total, denominator, out=out)
-    else:
-        out.copy_(total.div_(denominator))
+    rows_each, given = 1, [out, *operands]
+    steps = None
+    if accumulation[0].is_complex and not op.lanes:
+        is_whole = (op.eager or op.torch_function) and (op.finalize is None or op.torch_finalize)
+        if op.complex_combine is None:
+            rows_each, given = 2, [(as_parts(each[0]),) for each in given]
+            steps = steps_for(op, (given[0][0].dtype,))
+        elif not is_whole:
+            given = [(each[0].real, each[0].imag) for each in given]
+            steps = steps_for(as_op_of_parts(op), (given[0][0].dtype,) * 2)
+    steps = steps or steps_for(op, accumulation)
+    done = 0
+    if steps.refused is None:
+        done = fold_lanes(given[0], given[1:], how, steps, widths, num_rows * rows_each) // rows_each
+    if done < num_rows:
+        _interpret([cut(each, widths, done, num_rows) for each in (out, *operands)], how)
 
 
-def _fold_combined(out: torch.Tensor, total: torch.Tensor, operands: Sequence[torch.Tensor], how: CombineSpec) -> None:
-    """Folds in ``total``; the last step writes ``out``, which may be ``total``."""
-    eager = how.op.eager
-    first = operands[0]
-    if first.dtype != total.dtype:
-        first = total.copy_(first)
-    for operand in operands[1:-1]:
-        eager(first, _widened(operand, total.dtype), out=total)
-        first = total
-    eager(first, _widened(operands[-1], total.dtype), out=out)
+def _interpret(lanes: Sequence[Lanes], how: CombineSpec) -> None:
+    """The combine of ``lanes``, of ``out`` first, by the Triton interpreter."""
+    from microddp_kernels.launchers import launcher_for
 
-
-def _fold_weighted(total: torch.Tensor, operands: Sequence[torch.Tensor], weights: Sequence[int]) -> None:
-    """The weighted sum. Product and sum are two calls: ``add(alpha=...)`` contracts them where it is vectorised."""
-    total.copy_(operands[0]).mul_(weights[0])
-    product = block_scratch("fold operand", total.dtype, total.numel())
-    for operand, weight in zip(operands[1:], weights[1:], strict=True):
-        total.add_(product.copy_(operand).mul_(weight))
-
-
-def _widened(operand: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """``operand`` in ``dtype``, by way of a buffer: left to torch, a mixed call makes a copy of its own each time."""
-    if operand.dtype == dtype:
-        return operand
-    return block_scratch("fold operand", dtype, operand.numel()).copy_(operand)
+    out, *operands = [each if how.op.lanes else each[0] for each in lanes]
+    launcher_for(torch.device("cpu"), "interpreter").combine(out, operands, how)

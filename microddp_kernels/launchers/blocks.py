@@ -11,15 +11,21 @@ import torch
 
 from microddp_kernels import kernels
 from microddp_kernels.dtypes import COMPLEX
-from microddp_kernels.launchers.checks import check_launch, lanes_of
+from microddp_kernels.launchers.checks import check_launch, lanes_of, widths_of
 from microddp_kernels.launchers.copies import copy_on_blocks
 from microddp_kernels.launchers.formats import ACCUMULATION_TYPES, Launch, carried, format_of
 from microddp_kernels.reduce_op import CombineSpec, KernelFunction, ReduceOp, Values
+from microddp_kernels.wide_kernels import fold_rows_kernel
 
 __all__ = ["Launch", "combine_on_blocks", "copy_on_blocks"]
 
-_FULL_NBYTES: Final = 8
-"""Bytes of the values of an element for which a launcher's block is meant."""
+_Dtypes = tuple[tuple[torch.dtype, ...], ...]
+"""The element types of the lanes of ``out`` and then of each operand."""
+
+_FULL_NBYTES: Final = 32
+"""Bytes that a program keeps for an element, in operands and in the fold, up to which it does a launcher's block."""
+
+_MIN_BLOCK: Final = 512
 
 
 def combine_on_blocks(
@@ -36,28 +42,38 @@ def combine_on_blocks(
     Args:
         launch: starts a kernel.
         out, operands, how: see ``Launcher.combine``.
-        block: elements a program, a power of two; less is taken if the values of an element have more than 8 bytes.
+        block: elements a program, a power of two; fewer are taken where the values of an element have many bytes.
         soft_bfloat16: convert bfloat16 in integer arithmetic.
         hardware_float8: convert float8 by instructions (sm_89 and later), not in integer arithmetic.
     """
     accumulation = check_launch(out, operands, how)
-    outs, numel = lanes_of(out), lanes_of(out)[0].numel()
-    if numel == 0:
+    outs = lanes_of(out)
+    if all(lane.numel() == 0 for lane in outs):
         return
     all_lanes = (outs, *map(lanes_of, operands))
     dtypes = tuple(tuple(lane.dtype for lane in lanes) for lanes in all_lanes)
-    constants = _constants(how.op, dtypes, accumulation, how.weights is not None, soft_bfloat16, hardware_float8)
-    constants = constants | {"BLOCK": _fitted(block, accumulation)}
+    is_weighted = how.weights is not None
+    constants = _constants(how.op, dtypes, accumulation, is_weighted, block, soft_bfloat16, hardware_float8)
+    pointers = tuple(tuple(carried(lane, soft_bfloat16) for lane in lanes) for lanes in all_lanes)
+    if any(lane.wide for lane in how.op.lanes):
+        _launch_on_rows(launch, pointers, widths_of(how.op, out), how, constants)
+        return
+    numel = outs[0].numel()
     if dtypes[0][0].is_complex and not constants["IS_COMPLEX"]:
         numel *= 2
-    pointers = tuple(tuple(carried(lane, soft_bfloat16) for lane in lanes) for lanes in all_lanes)
-    num_programs = -(-numel // constants["BLOCK"])
-    if len(operands) == 2 and how.weights is None and how.divisor is None:
-        launch(kernels.combine_kernel, num_programs, (*pointers, numel), constants)
-        return
+    if len(operands) == 2 and not is_weighted and how.divisor is None:
+        launch(kernels.combine_kernel, -(-numel // constants["BLOCK"]), (*pointers, numel), constants)
+    else:
+        _launch_fold(launch, pointers, numel, how, constants)
+
+
+def _launch_fold(
+    launch: Launch, pointers: tuple[Any, ...], numel: int, how: CombineSpec, constants: dict[str, Any]
+) -> None:
+    """Launches the kernel for any number of operands and whatever ends a fold."""
     finalize = how.op.finalize if how.divisor is not None else None
     world_size = how.divisor if how.weights is None else sum(how.weights)
-    constants |= {
+    constants = constants | {
         "FINALIZE": _loaded(finalize),
         "WEIGHTED": how.weights is not None,
         "SCALED": how.scale is not None,
@@ -66,19 +82,49 @@ def combine_on_blocks(
     # Triton compiles a kernel anew for an integer in a tuple that is 1 or divides by 16, but not for a float.
     weights = tuple(float(count) for count in how.weights or ())
     arguments = (pointers[0], pointers[1:], weights, _bits_of_float(how.scale or 0.0), world_size or 1, numel)
-    launch(kernels.fold_kernel, num_programs, arguments, constants)
+    launch(kernels.fold_kernel, -(-numel // constants["BLOCK"]), arguments, constants)
+
+
+def _launch_on_rows(
+    launch: Launch, pointers: tuple[Any, ...], widths: tuple[int, ...], how: CombineSpec, constants: dict[str, Any]
+) -> None:
+    """Launches the kernel for wide lanes: once, or twice where rows are too wide for one program."""
+    block = constants["BLOCK"]
+    wide = tuple(width if lane.wide else None for lane, width in zip(how.op.lanes, widths))
+    widest = max((width for width in wide if width is not None), default=0)
+    num_rows = next(each.numel() for each, width in zip(pointers[0], wide) if width is None)
+    columns = min(1 << max(widest - 1, 0).bit_length(), block)
+    rows, column_blocks = block // columns, max(-(-widest // columns), 1)
+    kept = ("COMBINE", "ACC", "FORMATS")
+    constants = {name: constants[name] for name in kept} | {
+        "FINALIZE": _loaded(how.op.finalize if how.divisor is not None else None),
+        "WIDTHS": wide,
+        "ROWS": rows,
+        "COLUMNS": columns,
+    }
+    arguments = (pointers[0], pointers[1:], how.divisor or 1, num_rows)
+    row_blocks = -(-num_rows // rows)
+    if column_blocks == 1:
+        constants |= {"COLUMN_BLOCKS": 1, "STORES_WIDE": True, "STORES_NARROW": True}
+        launch(fold_rows_kernel, row_blocks, arguments, constants)
+        return
+    first = constants | {"COLUMN_BLOCKS": column_blocks, "STORES_WIDE": True, "STORES_NARROW": False}
+    launch(fold_rows_kernel, row_blocks * column_blocks, arguments, first)
+    second = constants | {"COLUMN_BLOCKS": 1, "STORES_WIDE": False, "STORES_NARROW": True}
+    launch(fold_rows_kernel, -(-num_rows // block), arguments, second | {"ROWS": block, "COLUMNS": 1})
 
 
 @lru_cache(maxsize=1024)
 def _constants(
     op: ReduceOp,
-    dtypes: tuple[tuple[torch.dtype, ...], ...],
+    dtypes: _Dtypes,
     accumulation: tuple[torch.dtype, ...],
     is_weighted: bool,
+    block: int,
     soft_bfloat16: bool,
     hardware_float8: bool,
 ) -> dict[str, Any]:
-    """What both combining kernels are compiled for; ``dtypes`` of the lanes of ``out`` and of each operand."""
+    """What the combining kernels are compiled for. The dictionary is shared: it is not to be changed."""
     types = tuple(ACCUMULATION_TYPES[each] for each in accumulation)
     formats = tuple(tuple(format_of(each, soft_bfloat16, hardware_float8) for each in lanes) for lanes in dtypes)
     combine, is_bare = op.combine, not op.lanes
@@ -94,14 +140,14 @@ def _constants(
         "FORMATS": formats,
         "IS_BARE": is_bare,
         "IS_COMPLEX": is_complex,
+        "BLOCK": _fitted(block, dtypes, accumulation),
     }
 
 
-@cache
-def _fitted(block: int, accumulation: tuple[torch.dtype, ...]) -> int:
-    """``block``, halved until the values of a program are no more than those of a block of 8-byte elements."""
-    nbytes = sum(each.itemsize for each in accumulation)
-    while block > 1 and nbytes > _FULL_NBYTES:
+def _fitted(block: int, dtypes: _Dtypes, accumulation: tuple[torch.dtype, ...]) -> int:
+    """``block``, halved until what a program keeps fits its registers, but not below a few elements a thread."""
+    nbytes = sum(each.itemsize for lanes in (accumulation, *dtypes[1:]) for each in lanes)
+    while nbytes > _FULL_NBYTES and block > _MIN_BLOCK:
         block, nbytes = block // 2, nbytes // 2
     return block
 

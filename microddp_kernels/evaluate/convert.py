@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from microddp_kernels.evaluate.errors import NotEvaluable
 from microddp_kernels.evaluate.element_types import BF16, FP16, FP64, INT1, SIGN_BITS, STORAGE, canonical
+from microddp_kernels.evaluate.errors import NotEvaluable
 
 __all__ = ["bitcast", "convert", "number_as", "tensor_of"]
 
@@ -21,14 +21,14 @@ def convert(tensor: torch.Tensor, source: Any, target: Any) -> torch.Tensor:
     if source is target:
         return tensor
     if target is INT1:
-        return tensor != 0
+        return tensor.ne(0)
     storage = STORAGE[target.name]
     if target.is_floating():
         return _to_float(tensor, source, target, storage)
     if source.is_floating():
         return _float_to_integer(tensor, target, storage)
     if source.name in SIGN_BITS and storage.itemsize > tensor.element_size():
-        return tensor.to(storage) & ((1 << source.primitive_bitwidth) - 1)
+        return tensor.to(storage).bitwise_and_((1 << source.primitive_bitwidth) - 1)
     return tensor.to(storage)
 
 
@@ -38,13 +38,12 @@ def _to_float(tensor: torch.Tensor, source: Any, target: Any, storage: torch.dty
     if target is FP16 or target is BF16:
         if source is FP64 or (source.is_int() and source.primitive_bitwidth > 16):
             raise NotEvaluable(f"a conversion of {source} to {target}: torch rounds it twice")
-        tensor = _to_float32(tensor, source)
-        return tensor.to(storage)
+        return _to_float32(tensor, source).to(storage)
     if source.name == "uint64":
         halved = ((tensor >> 1) & (2**63 - 1)) | (tensor & 1)  # the lowest bit stays, so that rounding sees it
         return torch.where(tensor < 0, halved.to(storage) * 2, tensor.to(storage))
     if source.name in SIGN_BITS:
-        return (tensor.to(torch.int64) & ((1 << source.primitive_bitwidth) - 1)).to(storage)
+        return tensor.to(torch.int64).bitwise_and_((1 << source.primitive_bitwidth) - 1).to(storage)
     return tensor.to(storage)
 
 

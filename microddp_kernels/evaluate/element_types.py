@@ -6,7 +6,7 @@ the unsigned ones.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from typing import Any, Final
 
 import torch
@@ -78,7 +78,7 @@ _SEMANTIC: Final = TritonSemantic.__new__(TritonSemantic)  # the rules of promot
 
 def canonical(dtype: Any) -> Any:
     """The one object that stands for a Triton type here, so that types are compared by identity."""
-    found = _CANONICAL.get(getattr(dtype, "name", None))  # type: ignore[arg-type]
+    found = _CANONICAL.get(getattr(dtype, "name", None))
     if found is None:
         raise NotEvaluable(f"type {dtype}")
     return found
@@ -89,7 +89,7 @@ def triton_type(dtype: torch.dtype) -> Any:
     return _OF_TORCH[dtype]
 
 
-@lru_cache(maxsize=None)
+@cache
 def _common_type(first: str, first_is_number: bool, second: str, second_is_number: bool, divides: bool) -> Any:
     found = _SEMANTIC.computation_type_impl(
         _CANONICAL[first], first_is_number, _CANONICAL[second], second_is_number, divides
@@ -111,9 +111,9 @@ def type_of_number(value: Any) -> Any:
 
 def common_of_all(tensor_types: list[Any], numbers: list[Any]) -> Any:
     """The type in which Triton computes on three operands: tensors of these types, and Python numbers."""
-    found = []
+    found: list[Any] = []
     for is_number, kinds in ((False, tensor_types), (True, [type_of_number(number) for number in numbers])):
-        common = kinds[0] if kinds else None
+        common: Any = kinds[0] if kinds else None
         for kind in kinds[1:]:
             common = _common_type(common.name, is_number, kind.name, is_number, False)
         found.append(common)

@@ -5,5 +5,5 @@ from __future__ import annotations
 __all__ = ["NotEvaluable"]
 
 
-class NotEvaluable(Exception):  # noqa: N818 -- a verdict, not a fault: such operators run under the interpreter
+class NotEvaluable(Exception):
     """The body of a Triton function uses something that has no torch form here; the text says what."""

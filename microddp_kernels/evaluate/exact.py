@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from microddp_kernels.evaluate.errors import NotEvaluable
 from microddp_kernels.evaluate.element_types import FP32
+from microddp_kernels.evaluate.errors import NotEvaluable
 
 __all__ = ["fused_multiply_add", "high_product"]
 

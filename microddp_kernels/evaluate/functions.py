@@ -10,9 +10,9 @@ import torch
 import triton.language as tl
 
 from microddp_kernels.evaluate.convert import convert, tensor_of
+from microddp_kernels.evaluate.element_types import FP32, FP64, INT1, INT32, SIGN_BITS, canonical
 from microddp_kernels.evaluate.exact import fused_multiply_add, high_product
 from microddp_kernels.evaluate.rules import divide, flipped
-from microddp_kernels.evaluate.element_types import FP32, FP64, INT1, INT32, SIGN_BITS, canonical
 from microddp_kernels.evaluate.value import Value, as_value, cast, paired_tensors, together
 
 __all__ = ["FUNCTIONS", "dynamic_range"]
@@ -37,7 +37,7 @@ def _selecting(propagating: Any, ignoring: Any) -> Callable[..., Value]:
     def function(x: Any, y: Any, propagate_nan: Any = _NO_NAN) -> Value:
         first, second, dtype = paired_tensors(x, y)
         if first.dtype.is_floating_point:
-            select = propagating if propagate_nan == _ALL_NAN else ignoring
+            select = propagating if propagate_nan is _ALL_NAN else ignoring
             return Value(select(first, second), dtype)
         if dtype.name in SIGN_BITS:
             return Value(flipped(propagating(flipped(first, dtype), flipped(second, dtype)), dtype), dtype)
@@ -59,7 +59,7 @@ def clamp(x: Any, min: Any, max: Any, propagate_nan: Any = _NO_NAN) -> Value:
 def absolute(x: Any) -> Value:
     """``abs``; that of the most negative integer is itself."""
     value = as_value(x)
-    if value.dtype.is_int_unsigned():
+    if not value.tensor.dtype.is_floating_point and value.dtype.is_int_unsigned():
         return value
     return Value(torch.abs(value.tensor), value.dtype)
 
@@ -142,6 +142,15 @@ def _arithmetic(apply: Callable[[Any, Any], Any]) -> Callable[..., Any]:
     return function
 
 
+_exp: Final = _float_function(torch.exp)
+
+
+def sigmoid(x: Any) -> Any:
+    """``1 / (1 + exp(-x))``, by that formula."""
+    one: Any = 1
+    return one / (one + _exp(-x))
+
+
 def static_assert(cond: Any, msg: str = "") -> None:
     """Raises AssertionError unless ``cond``."""
     if not cond:
@@ -181,13 +190,12 @@ _ONE_ARGUMENT: Final = {
     "sin": torch.sin,
     "sqrt": torch.sqrt,
 }
-_exp: Final = _float_function(torch.exp)
 
 _MEMBERS: Final[dict[str, Callable[..., Any]]] = {
     **{name: _float_function(apply) for name, apply in _ONE_ARGUMENT.items()},
     "abs": absolute,
     "cdiv": lambda x, div: (x + (div - 1)) // div,
-    "sigmoid": lambda x: 1 / (1 + _exp(-x)),
+    "sigmoid": sigmoid,
     "sqrt_rn": sqrt_rn,
 }
 for _name, _function in _MEMBERS.items():

@@ -74,14 +74,14 @@ def _power(base: Any, exponent: Any) -> Value:
 
 
 def _scaled(x: Any, exponent: Any) -> Value:
-    """``x * 2**exponent``, in two exact halves where one would overflow."""
+    """``x * 2**exponent``."""
     value, power = as_value(x), as_value(exponent)
     if power.dtype is not INT32 or value.dtype not in (FP32, FP64):
         raise TypeError(f"ldexp takes a float32 or float64 and an int32, got {value.dtype}, {power.dtype}")
-    wide, steps = value.tensor.double(), power.tensor.clamp(-2300, 2300)
-    for _ in range(3):
-        step = torch.div(steps, 3, rounding_mode="trunc") if _ < 2 else steps - 2 * step
-        wide = wide * torch.exp2(step.double())
+    wide, left = value.tensor.double(), power.tensor.long()
+    for _ in range(3):  # the powers that are normal numbers; what is left after the third gives 0 or infinity anyway
+        step = left.clamp(-1022, 1023)
+        wide, left = wide * ((step + 1023) << 52).view(torch.float64), left - step
     return Value(wide.to(value.tensor.dtype), value.dtype)
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from microddp_kernels.evaluate.convert import convert
-from microddp_kernels.evaluate.errors import NotEvaluable
 from microddp_kernels.evaluate.element_types import FP32, FP64, INT1, SIGN_BITS
+from microddp_kernels.evaluate.errors import NotEvaluable
 
 __all__ = [
     "add",

@@ -11,6 +11,15 @@ from typing import Any
 import torch
 
 from microddp_kernels.evaluate.convert import bitcast, convert, number_as, tensor_of
+from microddp_kernels.evaluate.element_types import (
+    INT1,
+    STORAGE,
+    canonical,
+    common_of_all,
+    common_type,
+    number_in,
+    type_of_number,
+)
 from microddp_kernels.evaluate.errors import NotEvaluable
 from microddp_kernels.evaluate.rules import (
     add,
@@ -30,15 +39,6 @@ from microddp_kernels.evaluate.rules import (
     shift_left,
     shift_right,
     subtract,
-)
-from microddp_kernels.evaluate.element_types import (
-    INT1,
-    STORAGE,
-    canonical,
-    common_of_all,
-    common_type,
-    number_in,
-    type_of_number,
 )
 
 __all__ = ["Value", "as_value", "cast", "paired", "paired_tensors", "together"]
@@ -92,6 +92,14 @@ class Value:
     def __not__(self) -> Value:
         return Value(~_truth(self), INT1)
 
+    def __rshift__(self, other: Any) -> Value:
+        first, second, dtype = paired_tensors(self, other)
+        return Value(shift_right(first, second, dtype, self.dtype.is_int_signed()), dtype)
+
+    def __rrshift__(self, other: Any) -> Value:
+        first, second, dtype = paired_tensors(other, self)
+        return Value(shift_right(first, second, dtype, self.dtype.is_int_signed()), dtype)
+
     def __getitem__(self, index: Any) -> Any:
         raise NotEvaluable("an index into a tensor")
 
@@ -121,7 +129,7 @@ def _truth(value: Value) -> torch.Tensor:
 def as_value(value: Any) -> Value:
     """A value or a Python number as a value. Raises TypeError for anything else."""
     if value.__class__ is Value:
-        return value  # type: ignore[no-any-return]
+        return value
     dtype = type_of_number(value)
     return Value(tensor_of(value, dtype), dtype)
 
@@ -192,16 +200,6 @@ def _operator(rule: Rule, divides: bool = False) -> tuple[Any, Any]:
     return method, exchanged
 
 
-def _shift_right(self: Value, other: Any) -> Value:
-    first, second, dtype = paired_tensors(self, other)
-    return Value(shift_right(first, second, dtype, self.dtype.is_int_signed()), dtype)
-
-
-def _shifted_right(self: Value, other: Any) -> Value:
-    first, second, dtype = paired_tensors(other, self)
-    return Value(shift_right(first, second, dtype, self.dtype.is_int_signed()), dtype)
-
-
 for _name, _rule, _divides in (
     ("add", add, False),
     ("sub", subtract, False),
@@ -217,8 +215,6 @@ for _name, _rule, _divides in (
     _method, _exchanged = _operator(_rule, _divides)
     setattr(Value, f"__{_name}__", _method)
     setattr(Value, f"__r{_name}__", _exchanged)
-Value.__rshift__ = _shift_right  # type: ignore[attr-defined]
-Value.__rrshift__ = _shifted_right  # type: ignore[attr-defined]
 for _name, _rule in (
     ("eq", equal),
     ("ne", not_equal),

@@ -13,21 +13,11 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 from microddp.memory import overlaps_itself, same_memory, shares_memory
+from microddp_kernels.dtypes import BOOL, COMPLEX, FLOATS, FLOATS8, INTEGERS, UNSIGNED
 
 __all__ = ["DTYPES", "Operand", "check_out", "check_tensor", "check_writable", "new_like", "operand_of"]
 
-DTYPES = (
-    torch.bfloat16,
-    torch.bool,
-    torch.float16,
-    torch.float32,
-    torch.float64,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.uint8,
-)
+DTYPES = tuple(sorted(BOOL | FLOATS | FLOATS8 | INTEGERS | UNSIGNED | COMPLEX, key=str))
 """The element types that can be communicated."""
 
 _DTYPES = frozenset(DTYPES)
@@ -51,7 +41,8 @@ class Operand:
 
     def is_dense(self) -> bool:
         """Whether its memory is its elements in logical order, so that it can be worked on in place."""
-        return self.tensor.is_contiguous() and not self.flips and not self.tensor.is_neg()
+        tensor = self.tensor
+        return tensor.is_contiguous() and not self.flips and not tensor.is_neg() and not tensor.is_conj()
 
     def flat(self) -> torch.Tensor:
         """Its memory as a 1-D tensor outside autograd, if it is dense; else a fresh copy in logical order."""
@@ -133,7 +124,7 @@ def check_tensor(operand: Operand, name: str, device_types: Sequence[str], trans
     if tensor.dtype not in _DTYPES:
         supported = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
         dtype = str(tensor.dtype).removeprefix("torch.")
-        raise TypeError(f"{name} has dtype {dtype}, which is not supported yet; supported: {supported}")
+        raise TypeError(f"{name} has dtype {dtype}, which is not supported; supported: {supported}")
     if tensor.device.type not in device_types:
         known = " or ".join(device_types)
         raise TypeError(f"{name} is on device {tensor.device}; the {transport} transport takes tensors on {known}")

@@ -108,7 +108,9 @@ class Calls:
             data = job.load()
             is_loaded = True
             header = prepared.header_of(sequence)
-            prepared.engine.run(prepared.plan, data, prepared.op, header, deadline, owner=job.owner)
+            prepared.engine.run(
+                prepared.plan, data, prepared.op, header, deadline, types=prepared.types, owner=job.owner
+            )
             job.store(data)
         except BaseException as error:
             self._break(f"{name} failed: {type(error).__name__}: {_headline(error)}")
@@ -144,7 +146,7 @@ def _headline(error: BaseException) -> str:
 
 
 def _describe(job: Job) -> str:
-    _, algorithm, op, dtype, shape, root, _ = job.prepared.header
+    _, algorithm, op, dtype, shape, root, *_ = job.prepared.header
     return f"algorithm {algorithm}, op {op}, {dtype}{list(shape)}, root {root}"
 
 

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from microddp.arrays import Operand, check_out, check_tensor, check_writable, new_like, operand_of
+from microddp.lanes import lane_widths, rows_of
+from microddp.memory import shares_memory
 from microddp.plan.instructions import Buffer, Plan
 from microddp.planner import Choice, Planner, Prepared, Signature
 from microddp.schedule import Schedule, find_algorithm
 from microddp.schedule.registry import Collective
 from microddp.transport.base import Transport
 from microddp_kernels.operators import get_op
-from microddp_kernels.reduce_op import ReduceOp
+from microddp_kernels.reduce_op import CombineSpec, ReduceOp, Values
 
 __all__ = ["Collectives", "Job"]
 
@@ -26,15 +29,15 @@ class Job:
 
     Attributes:
         prepared: what to run.
-        load: makes the 1-D tensor that the plan works on.
+        load: makes the 1-D tensors that the plan works on, one a lane.
         store: puts the result where the caller wants it.
         result: what the caller gets.
         owner: the caller's tensor, if the plan works on its memory.
     """
 
     prepared: Prepared
-    load: Callable[[], torch.Tensor]
-    store: Callable[[torch.Tensor], None]
+    load: Callable[[], Values]
+    store: Callable[[Any], None]
     result: Any
     owner: torch.Tensor | None = None
 
@@ -45,40 +48,42 @@ class Collectives:
     def __init__(self, transport: Transport, planner: Planner) -> None:
         self.rank, self.world_size = transport.rank, transport.world_size
         self._planner, self._transport = planner, transport
-        self._device_types = device_types(transport)
 
-    def all_reduce(self, x: Any, op: Any, algorithm: Any, order: Any, out: Any) -> Job:
-        source = self._operand(x, "x")
-        target = source
+    def all_reduce(self, x: Any, op: Any, algorithm: Any, order: Any, out: Any, wire_dtype: Any) -> Job:
+        found = _op(op)
+        sources = self._lanes(x, found, "x")
+        targets = sources
         if out is not None:
-            target = self._operand(out, "out")
-            if check_out(target, source, source.tensor.shape):
-                source = target
-        check_writable(target, "x" if out is None else "out")
-        prepared = self._prepare(
-            "all_reduce", source, None, _op(op), _name(algorithm, "algorithm"), _name(order, "order")
-        )
-        if source is target:
-            return _in_place(prepared, target)
-        return _out_of_place(prepared, source, target)
+            targets = self._lanes(out, found, "out")
+            for place, (source, target) in enumerate(zip(sources, targets)):
+                if check_out(target, source, source.tensor.shape):
+                    sources[place] = target
+            self._check_disjoint(sources, targets)
+        names = _name(algorithm, "algorithm"), _name(order, "order")
+        for target in targets:
+            check_writable(target, "x" if out is None else "out")
+        prepared = self._prepare("all_reduce", sources, None, found, *names, wire=wire_dtype)
+        jobs = [_reduced(prepared, source, target) for source, target in zip(sources, targets)]
+        return _scaled(_joined(jobs, x if out is None else out))
 
-    def reduce_scatter(self, x: Any, op: Any, out: Any) -> Job:
+    def reduce_scatter(self, x: Any, op: Any, out: Any, wire_dtype: Any) -> Job:
+        found = _one_lane(_op(op), "reduce_scatter")
         source = self._operand(x, "x")
         shape = tuple(source.tensor.shape)
         if not shape or shape[0] % self.world_size:
             size = f"shape {shape}" if shape else "no dimension"
             raise ValueError(f"x has {size}; reduce_scatter cuts dimension 0 into {self.world_size} equal parts")
         target = self._result(out, source, (shape[0] // self.world_size, *shape[1:]))
-        prepared = self._prepare("reduce_scatter", source, op=_op(op))
+        prepared = self._prepare("reduce_scatter", [source], op=found, wire=wire_dtype)
         numel = target.tensor.numel()
         part = slice(self.rank * numel, (self.rank + 1) * numel)
-        return Job(prepared, source.copy, lambda flat: target.store(flat[part]), target.array)
+        return _scaled(Job(prepared, source.copy, lambda flat: target.store(flat[part]), target.array))
 
     def all_gather(self, x: Any, out: Any) -> Job:
         source = self._operand(x, "x")
         shape = tuple(source.tensor.shape) or (1,)
         target = self._result(out, source, (shape[0] * self.world_size, *shape[1:]))
-        prepared = self._prepare("all_gather", source, numel=target.tensor.numel())
+        prepared = self._prepare("all_gather", [source], numel=target.tensor.numel())
         numel = source.tensor.numel()
         part = slice(self.rank * numel, (self.rank + 1) * numel)
 
@@ -91,20 +96,25 @@ class Collectives:
 
     def broadcast(self, x: Any, root: Any) -> Job:
         source = self._operand(x, "x")
-        prepared = self._prepare("broadcast", source, root=self._root(root))
+        prepared = self._prepare("broadcast", [source], root=self._root(root))
         if not prepared.writes:
             return Job(prepared, source.flat, _nothing, x, _owner(source))
         check_writable(source, "x")
         return _in_place(prepared, source)
 
-    def reduce(self, x: Any, op: Any, root: Any) -> Job:
-        source = self._operand(x, "x")
-        prepared = self._prepare("reduce", source, op=_op(op), root=self._root(root))
+    def reduce(self, x: Any, op: Any, root: Any, wire_dtype: Any) -> Job:
+        found = _op(op)
+        sources = self._lanes(x, found, "x")
+        prepared = self._prepare("reduce", sources, op=found, root=self._root(root), wire=wire_dtype)
         if self.rank == root:
-            check_writable(source, "x")
-            return _in_place(prepared, source)
-        load = source.copy if prepared.writes else source.flat
-        return Job(prepared, load, _nothing, x, None if prepared.writes else _owner(source))
+            for source in sources:
+                check_writable(source, "x")
+            return _scaled(_joined([_in_place(prepared, source) for source in sources], x))
+        jobs = []
+        for source in sources:
+            load = source.copy if prepared.writes else source.flat
+            jobs.append(Job(prepared, load, _nothing, x, None if prepared.writes else _owner(source)))
+        return _scaled(_joined(jobs, x))
 
     def barrier(self) -> Job:
         plan = Plan(self.rank, self.world_size, 0, 1, (Buffer("data", 0),), (), (), 16)
@@ -112,14 +122,42 @@ class Collectives:
         device = torch.device("cuda" if self._transport.stream_ordered else "cpu")
         engine = self._planner.engine(device)
         choice = Choice("barrier", "barrier", None, 16, 0, self._transport.name, engine.launcher.name)
-        header = ("barrier", "barrier", "none", "uint8", (0,), 0, 16)
+        header = ("barrier", "barrier", "none", "uint8", (0,), 0, 16, 1)
         prepared = Prepared(schedule, plan, None, engine, choice, False, header)
         return Job(prepared, lambda: torch.empty(0, dtype=torch.uint8, device=device), _nothing, None)
 
     def _operand(self, array: Any, name: str) -> Operand:
         operand = operand_of(array, name)
-        check_tensor(operand, name, self._device_types, self._transport.name)
+        check_tensor(operand, name, self._transport.device_types, self._transport.name)
         return operand
+
+    def _lanes(self, arrays: Any, op: ReduceOp, name: str) -> list[Operand]:
+        """The operands of a reduction: one, or one for each lane of the operator."""
+        is_group = isinstance(arrays, (tuple, list))
+        if not op.lanes:
+            if is_group:
+                kind = type(arrays).__name__
+                raise TypeError(f"{name} is a {kind}, and operator {op.name!r} reduces one: call it for each tensor")
+            return [self._operand(arrays, name)]
+        wanted = f"operator {op.name!r} reduces {op.num_lanes} tensors ({', '.join(each.name for each in op.lanes)})"
+        if not is_group:
+            raise TypeError(f"{wanted} in lockstep: pass a tuple of them as {name}, not {type(arrays).__name__}")
+        if len(arrays) != op.num_lanes:
+            raise ValueError(f"{wanted}, got {len(arrays)} as {name}")
+        operands = [self._operand(each, f"{name}[{number}]") for number, each in enumerate(arrays)]
+        devices = {each.tensor.device for each in operands}
+        if len(devices) > 1:
+            raise ValueError(f"{name} is on devices {', '.join(sorted(map(str, devices)))}; the lanes must be on one")
+        self._check_disjoint(operands, operands)
+        return operands
+
+    @staticmethod
+    def _check_disjoint(sources: Sequence[Operand], targets: Sequence[Operand]) -> None:
+        """One lane's result must not land in another lane's memory."""
+        for number, source in enumerate(sources):
+            for other, target in enumerate(targets):
+                if number != other and shares_memory(source.tensor, target.tensor):
+                    raise ValueError(f"lanes {number} and {other} share memory; pass tensors of their own")
 
     def _result(self, out: Any, source: Operand, shape: tuple[int, ...]) -> Operand:
         if out is None:
@@ -132,17 +170,27 @@ class Collectives:
     def _prepare(
         self,
         collective: Collective,
-        source: Operand,
+        sources: Sequence[Operand],
         numel: int | None = None,
-        op: str | ReduceOp | None = None,
+        op: ReduceOp | None = None,
         algorithm: str | None = None,
         order: str | None = None,
         root: int = 0,
+        wire: Any = None,
     ) -> Prepared:
-        tensor = source.tensor
-        numel = tensor.numel() if numel is None else numel
-        shape, dtype, device = tuple(tensor.shape), tensor.dtype, tensor.device
-        return self._planner.prepare(Signature(collective, shape, dtype, device, numel, op, algorithm, order, root))
+        tensors = [each.tensor for each in sources]
+        shape = tuple(tensors[0].shape)
+        widths: tuple[int, ...] = (1,)
+        if op is not None and op.lanes:
+            shape = rows_of(op, tensors, "x")
+            widths = lane_widths(op, tensors, shape)
+        numel = math.prod(shape) if numel is None else numel
+        dtypes, device = tuple([each.dtype for each in tensors]), tensors[0].device
+        if wire is not None and not isinstance(wire, (str, torch.dtype)):
+            raise TypeError(f"wire_dtype must be a torch dtype or the name of one, not {wire!r}")
+        return self._planner.prepare(
+            Signature(collective, shape, dtypes, device, numel, op, algorithm, order, root, widths, wire)
+        )
 
     def _root(self, root: Any) -> int:
         if not isinstance(root, int) or isinstance(root, bool):
@@ -152,16 +200,15 @@ class Collectives:
         return root
 
 
-def device_types(transport: Transport) -> tuple[str, ...]:
-    """Where the tensors may be: a stream-ordered transport moves device memory, of the others only threads can."""
-    if transport.stream_ordered:
-        return ("cuda",)
-    return ("cpu", "cuda") if transport.name == "thread" else ("cpu",)
+def _op(op: Any) -> ReduceOp:
+    """The operator; raises what ``get_op`` raises."""
+    return get_op(op)
 
 
-def _op(op: Any) -> str | ReduceOp:
-    """The op if it can be looked up; raises what ``get_op`` raises if it is nothing of the kind."""
-    return op if isinstance(op, (str, ReduceOp)) else get_op(op)
+def _one_lane(op: ReduceOp, collective: str) -> ReduceOp:
+    if op.lanes:
+        raise ValueError(f"operator {op.name!r} reduces {op.num_lanes} tensors; {collective} takes one: use all_reduce")
+    return op
 
 
 def _name(value: Any, what: str) -> str | None:
@@ -173,6 +220,11 @@ def _name(value: Any, what: str) -> str | None:
 def _owner(operand: Operand) -> torch.Tensor | None:
     array = operand.array
     return array if array is operand.tensor and operand.is_dense() else None
+
+
+def _reduced(prepared: Prepared, source: Operand, target: Operand) -> Job:
+    """The job of one lane; in place if ``target`` is ``source``."""
+    return _in_place(prepared, target) if source is target else _out_of_place(prepared, source, target)
 
 
 def _in_place(prepared: Prepared, target: Operand) -> Job:
@@ -187,6 +239,37 @@ def _out_of_place(prepared: Prepared, source: Operand, target: Operand) -> Job:
         return flat
 
     return Job(prepared, load, target.store, target.array, _owner(target))
+
+
+def _joined(jobs: Sequence[Job], result: Any) -> Job:
+    """The jobs of all lanes as one."""
+    if len(jobs) == 1:
+        return jobs[0]
+
+    def store(lanes: tuple[torch.Tensor, ...]) -> None:
+        for job, flat in zip(jobs, lanes):
+            job.store(flat)
+
+    return Job(jobs[0].prepared, lambda: tuple(_tensor(job.load()) for job in jobs), store, result)
+
+
+def _scaled(job: Job) -> Job:
+    """With an operator that scales, the contribution is scaled as it is loaded."""
+    op = job.prepared.op
+    if op is not None and op.scale is not None:
+        load, launcher, spec = job.load, job.prepared.engine.launcher, CombineSpec(op, scale=op.scale)
+
+        def load_scaled() -> Values:
+            flat = load()
+            launcher.combine(flat, [flat], spec)
+            return flat
+
+        job.load = load_scaled
+    return job
+
+
+def _tensor(values: Values) -> torch.Tensor:
+    return values[0] if isinstance(values, tuple) else values
 
 
 def _nothing(flat: torch.Tensor) -> None:

@@ -7,6 +7,8 @@ from functools import partial
 from types import TracebackType
 from typing import Literal, TypeVar, overload
 
+import torch
+
 from microddp.calls import Calls
 from microddp.collectives import Collectives
 from microddp.planner import Choice, Planner
@@ -19,6 +21,8 @@ __all__ = ["DEFAULT_TIMEOUT_S", "Communicator"]
 DEFAULT_TIMEOUT_S = 300.0
 
 Array = TypeVar("Array")
+Op = str | ReduceOp
+Wire = torch.dtype | str | None
 
 
 class Communicator:
@@ -30,7 +34,7 @@ class Communicator:
     later call raises ``ClosedError`` with the reason, and the tensors of the failed call are undefined. That ranks are
     off by one identical call cannot be seen.
 
-    Contributions of float16 and bfloat16 are combined in float32. With ``async_op=True`` a call returns a ``Work`` at
+    Contributions of 16- and 8-bit floats are combined in float32. With ``async_op=True`` a call returns a ``Work`` at
     once and runs in the background, in order; its tensors must not be touched until ``wait()`` returns, and later
     synchronous calls queue behind it. Nothing is differentiated: a tensor that needs grad is refused unless grad mode
     is off. Calls from several threads run one after the other.
@@ -109,45 +113,54 @@ class Communicator:
     def all_reduce(
         self,
         x: Array,
-        op: str | ReduceOp = "sum",
+        op: Op = "sum",
         algorithm: str | None = None,
         order: str | None = None,
         out: Array | None = None,
         async_op: Literal[False] = False,
+        wire_dtype: Wire = None,
     ) -> Array: ...
 
     @overload
     def all_reduce(
         self,
         x: Array,
-        op: str | ReduceOp = "sum",
+        op: Op = "sum",
         algorithm: str | None = None,
         order: str | None = None,
         out: Array | None = None,
         *,
         async_op: Literal[True],
+        wire_dtype: Wire = None,
     ) -> Work[Array]: ...
 
     def all_reduce(
         self,
         x: Array,
-        op: str | ReduceOp = "sum",
+        op: Op = "sum",
         algorithm: str | None = None,
         order: str | None = None,
         out: Array | None = None,
         async_op: bool = False,
+        wire_dtype: Wire = None,
     ) -> Array | Work[Array]:
         """Combines the ranks' tensors elementwise; every rank gets the result.
 
         Args:
             x: the contribution, of the same shape on all ranks. The result overwrites it, unless ``out`` is given.
-            op: "sum", "prod", "min", "max", "avg" (floats), "band", "bor", "bxor" (integers, bool), or a ReduceOp.
+                For an operator of several lanes a tuple of tensors, one a lane, of one shape; a wide lane's shape has
+                further dimensions behind it.
+            op: "sum", "prod", "min", "max", "avg", "band", "bor", "bxor", the name of another operator, or a ReduceOp
+                (``@microddp.reduce_op`` makes one of a Triton function); docs/operators.md says what each does.
             algorithm: "naive", "tree", "ring", "full_ring", "direct" or a registered one; None chooses by size and
                 number of ranks, and ``last_choice`` says what.
             order: "rank" combines from the left in rank order: the same bits by naive, direct and full_ring.
                 Without it, full_ring leaves different bits on different ranks, and is never chosen.
             out: where to put the result: the very view that ``x`` is, or memory that ``x`` does not share.
             async_op: return a ``Work`` at once.
+            wire_dtype: the float type (or its name) that travels in place of that of ``x``: bfloat16, float16 or float8
+                for float32 to send fewer bytes, float32 for 16-bit tensors to round only once. Partial results are
+                rounded to it; with order="rank" every contribution is, first.
 
         Returns:
             ``x`` itself, or ``out`` itself if given.
@@ -157,30 +170,36 @@ class Communicator:
             TransportError: a failure in flight; ``x`` (or ``out``) is then undefined.
             ClosedError: closed, or broken by an earlier failure.
         """
-        check = partial(self._collectives.all_reduce, x, op, algorithm, order, out)
+        check = partial(self._collectives.all_reduce, x, op, algorithm, order, out, wire_dtype)
         result: Array | Work[Array] = self._calls.run("all_reduce", check, async_op)
         return result
 
     @overload
     def reduce_scatter(
-        self, x: Array, op: str | ReduceOp = "sum", out: Array | None = None, async_op: Literal[False] = False
+        self,
+        x: Array,
+        op: Op = "sum",
+        out: Array | None = None,
+        async_op: Literal[False] = False,
+        wire_dtype: Wire = None,
     ) -> Array: ...
 
     @overload
     def reduce_scatter(
-        self, x: Array, op: str | ReduceOp = "sum", out: Array | None = None, *, async_op: Literal[True]
+        self, x: Array, op: Op = "sum", out: Array | None = None, *, async_op: Literal[True], wire_dtype: Wire = None
     ) -> Work[Array]: ...
 
     def reduce_scatter(
-        self, x: Array, op: str | ReduceOp = "sum", out: Array | None = None, async_op: bool = False
+        self, x: Array, op: Op = "sum", out: Array | None = None, async_op: bool = False, wire_dtype: Wire = None
     ) -> Array | Work[Array]:
         """Combines the ranks' tensors and gives each rank its part, as torch's ``reduce_scatter_tensor``.
 
         Args:
             x: shape (world_size * k, ...); left as it is.
-            op: as in ``all_reduce``.
+            op: as in ``all_reduce``, of one lane.
             out: shape (k, ...), where to put the part; shares no memory with ``x``.
             async_op: return a ``Work`` at once.
+            wire_dtype: as in ``all_reduce``.
 
         Returns:
             Rows rank * k to (rank + 1) * k of the result: a new array, or ``out``.
@@ -188,7 +207,7 @@ class Communicator:
         Raises:
             ValueError: dimension 0 cannot be cut into world_size equal parts. Else as ``all_reduce``.
         """
-        check = partial(self._collectives.reduce_scatter, x, op, out)
+        check = partial(self._collectives.reduce_scatter, x, op, out, wire_dtype)
         result: Array | Work[Array] = self._calls.run("reduce_scatter", check, async_op)
         return result
 
@@ -227,22 +246,22 @@ class Communicator:
 
     @overload
     def reduce(
-        self, x: Array, op: str | ReduceOp = "sum", root: int = 0, async_op: Literal[False] = False
+        self, x: Array, op: Op = "sum", root: int = 0, async_op: Literal[False] = False, wire_dtype: Wire = None
     ) -> Array: ...
 
     @overload
     def reduce(
-        self, x: Array, op: str | ReduceOp = "sum", root: int = 0, *, async_op: Literal[True]
+        self, x: Array, op: Op = "sum", root: int = 0, *, async_op: Literal[True], wire_dtype: Wire = None
     ) -> Work[Array]: ...
 
     def reduce(
-        self, x: Array, op: str | ReduceOp = "sum", root: int = 0, async_op: bool = False
+        self, x: Array, op: Op = "sum", root: int = 0, async_op: bool = False, wire_dtype: Wire = None
     ) -> Array | Work[Array]:
         """Combines the ranks' tensors into the ``x`` of ``root``; on other ranks ``x`` is left as it is.
 
-        Returns ``x`` itself on every rank; raises as ``all_reduce``.
+        ``op`` and ``wire_dtype`` as in ``all_reduce``. Returns ``x`` itself on every rank; raises as ``all_reduce``.
         """
-        check = partial(self._collectives.reduce, x, op, root)
+        check = partial(self._collectives.reduce, x, op, root, wire_dtype)
         result: Array | Work[Array] = self._calls.run("reduce", check, async_op)
         return result
 

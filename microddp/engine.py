@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -12,10 +12,10 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from microddp.plan.instructions import Combine, Copy, Instruction, Plan, Recv, RecvCombine, Send, Span
 from microddp.plan.issue import Issue, host_issues, stream_issues
-from microddp.staging import StagingPool
+from microddp.staging import LaneTypes, StagingPool
 from microddp.transport.base import Exchange, Header, Kind, Transfer, Transport
 from microddp_kernels.launchers.base import Launcher
-from microddp_kernels.reduce_op import CombineSpec, ReduceOp
+from microddp_kernels.reduce_op import CombineSpec, ReduceOp, Values
 
 __all__ = ["Engine"]
 
@@ -40,17 +40,26 @@ class _Program:
 
 
 class _Views:
-    """The tensors of a plan's spans, each made once."""
+    """The tensors of a plan's spans, each made once: one for each lane."""
 
-    def __init__(self, buffers: Sequence[torch.Tensor]) -> None:
-        self._buffers = buffers
-        self._made: dict[Span, torch.Tensor] = {}
+    def __init__(self, lanes: Sequence[Sequence[torch.Tensor]], widths: Sequence[int]) -> None:
+        self._lanes = tuple(zip(lanes, widths))
+        self._made: dict[Span, tuple[torch.Tensor, ...]] = {}
+        self.num_lanes = len(lanes)
 
-    def __call__(self, span: Span) -> torch.Tensor:
-        view = self._made.get(span)
-        if view is None:
-            view = self._made[span] = self._buffers[span.buffer][span.start : span.stop]
-        return view
+    def lanes(self, span: Span) -> tuple[torch.Tensor, ...]:
+        """What a span is in each lane."""
+        found = self._made.get(span)
+        if found is None:
+            found = self._made[span] = tuple(
+                buffers[span.buffer][span.start * width : span.stop * width] for buffers, width in self._lanes
+            )
+        return found
+
+    def __call__(self, span: Span) -> Values:
+        """A span as launchers take it: a tensor, or a tuple of them if there are several lanes."""
+        found = self.lanes(span)
+        return found if self.num_lanes > 1 else found[0]
 
 
 class Engine:
@@ -67,11 +76,12 @@ class Engine:
     def run(
         self,
         plan: Plan,
-        data: torch.Tensor,
+        data: Values,
         op: ReduceOp | None,
         header: Header,
         deadline: float,
         *,
+        types: tuple[LaneTypes, ...] | None = None,
         owner: torch.Tensor | None = None,
         queue: Any = None,
     ) -> None:
@@ -79,10 +89,11 @@ class Engine:
 
         Args:
             plan: this rank's plan.
-            data: the tensor, worked on in place.
+            data: the tensor, worked on in place; of several lanes, all of them. Each lane is a message of its own.
             op: what combines; None for a collective that combines nothing.
             header: what the ranks must agree on.
             deadline: in ``time.monotonic()`` seconds.
+            types: of each lane; None: the data's own type travels, and widths are 1.
             owner: the tensor with whose life the views of ``data`` are kept; None keeps none.
             queue: the device stream of a stream-ordered transport.
 
@@ -91,12 +102,14 @@ class Engine:
         """
         exchange = self.transport.open(header, deadline)
         try:
-            actions = self._actions(plan, data, op, owner)
+            lanes = data if isinstance(data, tuple) else (data,)
+            actions = self._actions(plan, lanes, op, types, owner)
+            num_events = len(plan.instructions) * len(lanes)
             if self.transport.stream_ordered:
-                _play_on_stream(exchange, actions, len(plan.instructions), queue)
+                _play_on_stream(exchange, actions, num_events, queue)
                 exchange.finish()
             else:
-                exchange.run(lambda: _play_on_host(exchange, actions, len(plan.instructions)))
+                exchange.run(lambda: _play_on_host(exchange, actions, num_events))
         except BaseException as error:
             self.transport.abort(error)
             raise
@@ -107,19 +120,29 @@ class Engine:
         self._issues.clear()
 
     def _actions(
-        self, plan: Plan, data: torch.Tensor, op: ReduceOp | None, owner: torch.Tensor | None
+        self,
+        plan: Plan,
+        lanes: tuple[torch.Tensor, ...],
+        op: ReduceOp | None,
+        types: tuple[LaneTypes, ...] | None,
+        owner: torch.Tensor | None,
     ) -> list[_Action]:
-        key = (id(plan), data.data_ptr(), data.dtype, id(op), self.pool.generation)
+        data = lanes[0]
+        if len(lanes) > 1:
+            owner = None  # the views would keep the other lanes alive as long as the first
+        key = (id(plan), data.data_ptr(), data.dtype, id(op), types, self.pool.generation)
         kept: dict[int, _Program] = {}
         if owner is not None:
             kept = self._programs.setdefault(owner, kept)
             program = kept.get(id(plan))
             if program is not None and program.key == key:
                 return program.actions
-        wide = op.accumulation_dtype(data.dtype) if op else data.dtype
+        types = types or tuple(LaneTypes(each.dtype, each.dtype, _wide(op, each.dtype)) for each in lanes)
         generation = self.pool.generation
         # Detached, since a view keeps the tensor that it was cut from alive, and that may be the owner.
-        views = _Views([data.detach(), *self.pool.buffers(plan, data.dtype, wide, data.device)])
+        staging = self.pool.buffers(plan, types, data.device)
+        buffers = [[lane.detach(), *held] for lane, held in zip(lanes, staging)]
+        views = _Views(buffers, [each.width for each in types])
         actions = [self._action(plan, issue, views, op) for issue in self._issues_of(plan)]
         if owner is None:
             return actions
@@ -141,31 +164,43 @@ class Engine:
         return found[1]
 
     def _action(self, plan: Plan, issue: Issue, views: _Views, op: ReduceOp | None) -> _Action:
+        """Each instruction has ``num_lanes`` events: a transfer one for each lane, a call one, the first."""
+        count = views.num_lanes
+        waits = tuple(each * count + lane for each in issue.waits for lane in range(count))
         if issue.is_post:
-            transfers = tuple(self._transfer(plan.instructions[each], views, op) for each in issue.indices)
-            return _Action(issue.waits, issue.indices, transfers, _nothing)
-        return _Action(issue.waits, issue.indices, None, self._call(plan.instructions[issue.indices[0]], views, op))
+            indices = tuple(each * count + lane for each in issue.indices for lane in range(count))
+            instructions = (plan.instructions[each] for each in issue.indices)
+            transfers = tuple(each for one in instructions for each in self._transfers(one, views, op))
+            return _Action(waits, indices, transfers, _nothing)
+        call = self._call(plan.instructions[issue.indices[0]], views, op)
+        return _Action(waits, (issue.indices[0] * count,), None, call)
 
     def _call(self, instruction: Instruction, views: _Views, op: ReduceOp | None) -> Callable[..., Any]:
         launcher = self.launcher
         if isinstance(instruction, Copy):
-            out, source = views(instruction.out), views(instruction.source)
-            return lambda queue=None: launcher.copy(out, source, queue)
+            pairs = tuple(zip(views.lanes(instruction.out), views.lanes(instruction.source)))
+            return lambda queue=None: [launcher.copy(out, source, queue) for out, source in pairs][-1]
         if not isinstance(instruction, Combine) or op is None:
             raise TypeError(f"{instruction} needs an operator" if op is None else f"cannot launch {instruction}")
         out, how = views(instruction.out), _spec(op, instruction.weights, instruction.divisor)
         operands = [views(each) for each in instruction.operands]
         return lambda queue=None: launcher.combine(out, operands, how, queue)
 
-    def _transfer(self, instruction: Instruction, views: _Views, op: ReduceOp | None) -> Transfer:
+    def _transfers(self, instruction: Instruction, views: _Views, op: ReduceOp | None) -> Iterator[Transfer]:
         if isinstance(instruction, Send):
-            return Transfer(Kind.SEND, instruction.peer, instruction.step, views(instruction.source))
-        if isinstance(instruction, Recv):
-            return Transfer(Kind.RECV, instruction.peer, instruction.step, views(instruction.out))
-        if not isinstance(instruction, RecvCombine) or op is None:
+            for view in views.lanes(instruction.source):
+                yield Transfer(Kind.SEND, instruction.peer, instruction.step, view)
+        elif isinstance(instruction, Recv):
+            for view in views.lanes(instruction.out):
+                yield Transfer(Kind.RECV, instruction.peer, instruction.step, view)
+        elif isinstance(instruction, RecvCombine) and op is not None:
+            yield self._receive_combine(instruction, views, op)
+        else:
             raise TypeError(f"{instruction} needs an operator" if op is None else f"cannot post {instruction}")
-        launcher, out = self.launcher, views(instruction.out)
-        how = _spec(op, instruction.weights, instruction.divisor)
+
+    def _receive_combine(self, instruction: RecvCombine, views: _Views, op: ReduceOp) -> Transfer:
+        (out,) = views.lanes(instruction.out)  # plans of several lanes are lowered without fusing
+        launcher, how = self.launcher, _spec(op, instruction.weights, instruction.divisor)
         held = [None if each is None else views(each) for each in instruction.operands]
 
         def combine(arrival: torch.Tensor) -> None:
@@ -197,6 +232,10 @@ def _play_on_stream(exchange: Exchange, actions: Sequence[_Action], num_instruct
         else:
             for index, event in zip(action.indices, exchange.post(action.transfers, after)):
                 events[index] = event
+
+
+def _wide(op: ReduceOp | None, dtype: torch.dtype) -> torch.dtype:
+    return dtype if op is None else op.accumulation_dtype(dtype)
 
 
 @lru_cache(maxsize=256)

@@ -26,7 +26,7 @@ def same_memory(first: torch.Tensor, second: torch.Tensor) -> bool:
     """Whether two tensors have every element in the same place."""
     if first is second:
         return True
-    same_type = first.shape == second.shape and first.dtype == second.dtype and first.is_neg() == second.is_neg()
+    same_type = first.shape == second.shape and first.dtype == second.dtype and _lazy(first) == _lazy(second)
     if not same_type or first.data_ptr() != second.data_ptr() or first.device != second.device:
         return False
     strides = zip(first.shape, first.stride(), second.stride())
@@ -34,19 +34,26 @@ def same_memory(first: torch.Tensor, second: torch.Tensor) -> bool:
 
 
 def shares_memory(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Whether two tensors of the same element type have a byte in common. Exact."""
+    """Whether two tensors have a byte in common. Exact, but that elements of different sizes count as overlapping
+    wherever the stretches of memory that the two tensors span do.
+    """
     if not first.numel() or not second.numel() or first.device != second.device:
         return False
     (first_start, first_stop), (second_start, second_stop) = _extent(first), _extent(second)
     if first_stop <= second_start or second_stop <= first_start:
         return False
-    if first.is_contiguous() and second.is_contiguous():
+    if (first.is_contiguous() and second.is_contiguous()) or first.element_size() != second.element_size():
         return True
     distance = second.data_ptr() - first.data_ptr()
     if distance % first.element_size():
         return True
     moved = _offsets(second) + distance // first.element_size()
     return bool(torch.isin(moved, _offsets(first)).any())
+
+
+def _lazy(tensor: torch.Tensor) -> tuple[bool, bool]:
+    """What is still to be done to its elements when they are read."""
+    return tensor.is_neg(), tensor.is_conj()
 
 
 def _extent(tensor: torch.Tensor) -> tuple[int, int]:

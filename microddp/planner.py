@@ -10,15 +10,16 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
+from microddp.choosing import choose
 from microddp.engine import Engine
+from microddp.lanes import lane_types, row_nbytes_of, slice_of, types_text, unit_of, wire_dtype_of
 from microddp.plan import LoweringConfig, Plan, hoist, lower
-from microddp.schedule import Algorithm, Schedule, algorithm_names, find_algorithm
-from microddp.schedule.registry import Collective
-from microddp.staging import StagingPool
+from microddp.schedule import Schedule, find_algorithm
+from microddp.schedule.registry import Collective, registry_generation
+from microddp.staging import LaneTypes, StagingPool
 from microddp.transport.base import Header, Transport
-from microddp.tuning import Slicing, choose_all_reduce, choose_slicing
+from microddp.tuning import Slicing, choose_slicing
 from microddp_kernels.launchers import launcher_for
-from microddp_kernels.operators import get_op
 from microddp_kernels.reduce_op import ReduceOp
 
 __all__ = ["Choice", "Planner", "Prepared", "Signature"]
@@ -51,17 +52,22 @@ class Choice:
 
 
 class Signature(NamedTuple):
-    """What a call asks for. ``numel`` is the plan's: of the whole tensor in reduce_scatter and all_gather."""
+    """What a call asks for. ``numel`` is the plan's: of the whole tensor in reduce_scatter and all_gather.
+
+    ``dtypes`` and ``widths`` have an item for each lane; ``shape`` and ``numel`` are those of the narrow ones.
+    """
 
     collective: Collective
     shape: tuple[int, ...]
-    dtype: torch.dtype
+    dtypes: tuple[torch.dtype, ...]
     device: torch.device
     numel: int
-    op: str | ReduceOp | None = None
+    op: ReduceOp | None = None
     algorithm: str | None = None
     order: str | None = None
     root: int = 0
+    widths: tuple[int, ...] = (1,)
+    wire: torch.dtype | str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +81,8 @@ class Prepared:
     choice: Choice
     writes: bool
     header: tuple[Any, ...]
+    types: tuple[LaneTypes, ...] | None = None
+    generation: int = -1
 
     def header_of(self, sequence: int) -> Header:
         """What the ranks must agree on in collective number ``sequence``."""
@@ -104,14 +112,15 @@ class Planner:
 
         Raises:
             ValueError: unknown op, algorithm or order; an algorithm that does not keep the operator's laws.
-            TypeError: the op is not defined on the dtype.
+            TypeError: the op is not defined on the dtype, or cannot be run; a wire_dtype that makes no sense.
             ScheduleError: the algorithm, a user's, is wrong.
         """
         found = self._prepared.get(call)
-        if found is not None and self._is_current(found, call):
+        generation = registry_generation()  # a user may register an algorithm anew
+        if found is not None and found.generation == generation:
             self._prepared.move_to_end(call)
             return found
-        prepared = self._prepare(call)
+        prepared = self._prepare(call, generation)
         _keep(self._prepared, call, prepared)
         return prepared
 
@@ -130,49 +139,49 @@ class Planner:
             engine.clear()
         self.pool.release()
 
-    @staticmethod
-    def _is_current(prepared: Prepared, call: Signature) -> bool:
-        """Whether the name still means the algorithm that was prepared: a user may register it anew."""
-        entry = prepared.schedule.entry
-        return find_algorithm(entry.name, collective=call.collective, order=call.order) is entry
-
-    def _prepare(self, call: Signature) -> Prepared:
-        op = None if call.op is None else get_op(call.op)
+    def _prepare(self, call: Signature, generation: int) -> Prepared:
+        op, wire = call.op, None
         if op is not None:
-            op.check_dtype(call.dtype)
-        world_size, itemsize = self.transport.world_size, call.dtype.itemsize
-        entry = _choose(call, op, call.numel * itemsize, world_size)
-        schedule = Schedule(entry, world_size, call.root)
+            for lane, dtype in enumerate(call.dtypes):
+                op.check_dtype(dtype, lane)
+            wire = wire_dtype_of(call.wire, op, call.dtypes)
+        types = lane_types(op, call.dtypes, call.widths, wire)
+        nbytes = call.numel * row_nbytes_of(types)
+        entry = choose(call.collective, call.algorithm, call.order, op, nbytes)
+        schedule = Schedule(entry, self.transport.world_size, call.root)
         _check_proof(schedule)
-        slicing = self._slicing(-(-call.numel * itemsize // schedule.num_chunks))
-        config = LoweringConfig(
-            slicing.slice_nbytes,
-            slicing.num_slots,
-            fuse=self.transport.fuses_combine,
-            wide=op is not None and op.accumulation_dtype(call.dtype) != call.dtype,
-            divides=op is not None and op.divides,
-            means=op is not None and op.travels_as_mean(call.dtype),
-        )
-        plan = self._plan(schedule, call.numel, itemsize, config)
+        slicing = self._slicing(-(-nbytes // schedule.num_chunks))
+        unit_nbytes, slice_nbytes = slice_of(types, slicing.slice_nbytes)
+        config = self._config(op, types, unit_nbytes, slicing.num_slots)
+        plan = self._plan(schedule, call.numel, unit_of(types), config)
         engine = self.engine(call.device)
+        if op is not None and op.eager is None:
+            engine.launcher.rehearse(op, call.dtypes, call.device)
         order = "rank" if entry.rank_order else None
-        choice = Choice(
-            call.collective,
-            entry.name,
-            order,
-            config.slice_nbytes,
-            config.num_slots,
-            self.transport.name,
-            engine.launcher.name,
-        )
+        where = self.transport.name, engine.launcher.name
+        choice = Choice(call.collective, entry.name, order, slice_nbytes, slicing.num_slots, *where)
         label = entry.name if entry is find_algorithm(entry.name) else f"{entry.name} in rank order"
-        dtype = str(call.dtype).removeprefix("torch.")
-        op_name = op.name if op is not None else "none"
-        header = (call.collective, label, op_name, dtype, call.shape, call.root, config.slice_nbytes)
-        return Prepared(schedule, plan, op, engine, choice, plan.writes_data, header)
+        text, row_nbytes = types_text(types), row_nbytes_of(types)
+        header = (call.collective, label, _label(op), text, call.shape, call.root, slice_nbytes, row_nbytes)
+        writes = plan.writes_data or (op is not None and op.scale is not None)
+        return Prepared(schedule, plan, op, engine, choice, writes, header, types, generation)
+
+    def _config(
+        self, op: ReduceOp | None, types: tuple[LaneTypes, ...], slice_nbytes: int, num_slots: int
+    ) -> LoweringConfig:
+        return LoweringConfig(
+            slice_nbytes,
+            num_slots,
+            fuse=self.transport.fuses_combine and len(types) == 1,
+            wide=any(each.wide != each.wire for each in types),
+            divides=op is not None and op.finishes,
+            means=op is not None and op.travels_as_mean(types[0].wire),
+            wire=any(each.wire != each.data for each in types),
+            alone=op is not None and op.finalize is not None,
+        )
 
     def _slicing(self, chunk_nbytes: int) -> Slicing:
-        chosen = choose_slicing(chunk_nbytes, self.transport.world_size)
+        chosen = choose_slicing(chunk_nbytes)
         return Slicing(self._slice_nbytes or chosen.slice_nbytes, self._num_slots or chosen.num_slots)
 
     def _plan(self, schedule: Schedule, numel: int, itemsize: int, config: LoweringConfig) -> Plan:
@@ -186,38 +195,11 @@ class Planner:
         return plan
 
 
-def _choose(call: Signature, op: ReduceOp | None, nbytes: int, world_size: int) -> Algorithm:
-    if call.collective != "all_reduce":
-        entry = find_algorithm(call.collective, collective=call.collective)
-    else:
-        in_order = op is not None and not (op.commutative and op.associative)
-        name = call.algorithm
-        if name is None:
-            name = choose_all_reduce(nbytes, world_size, order=call.order, commutative=not in_order)
-        entry = find_algorithm(name, collective="all_reduce", order=call.order)
-    if op is not None:
-        _check_laws(op, entry)
-    return entry
-
-
-def _check_laws(op: ReduceOp, entry: Algorithm) -> None:
-    """An operator that does not commute, or is not associative, has a meaning only as a left fold in rank order."""
-    if entry.rank_order or (op.commutative and op.associative):
-        return
-    law = "commutative" if not op.commutative else "associative"
-    names = [name for name in algorithm_names("all_reduce") if find_algorithm(name).rank_order]
-    ordered = [name for name in algorithm_names("all_reduce") if name not in names and _has_rank_order(name)]
-    legal = ", ".join([*names, *(f"{name} with order='rank'" for name in ordered)])
-    raise ValueError(
-        f"operator {op.name!r} is not {law}, and {entry.name} does not combine in rank order; all_reduce by: {legal}"
-    )
-
-
-def _has_rank_order(name: str) -> bool:
-    try:
-        return find_algorithm(name, order="rank").rank_order
-    except ValueError:
-        return False
+def _label(op: ReduceOp | None) -> str:
+    """What tells operators apart on different ranks: the name, and of a user's the fingerprint too."""
+    if op is None:
+        return "none"
+    return f"{op.name} ({op.fingerprint})" if op.fingerprint else op.name
 
 
 def _check_proof(schedule: Schedule) -> None:

@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
 
 from microddp.plan import Plan
 
-__all__ = ["StagingPool"]
+__all__ = ["LaneTypes", "StagingPool"]
 
 _ALIGNMENT = 256
+
+
+@dataclass(frozen=True, slots=True)
+class LaneTypes:
+    """The element types that a plan is run with, for one lane.
+
+    Attributes:
+        data: of the caller's tensor.
+        wire: what travels: of the slots and the "wire" buffer.
+        wide: what folds are computed in: of the accumulators.
+        width: elements of this lane for each of the plan's.
+    """
+
+    data: torch.dtype
+    wire: torch.dtype
+    wide: torch.dtype
+    width: int = 1
 
 
 class StagingPool:
@@ -30,19 +50,19 @@ class StagingPool:
         """Bytes held now, over all devices."""
         return sum(block.numel() for block in self._blocks.values())
 
-    def buffers(self, plan: Plan, dtype: torch.dtype, wide: torch.dtype, device: torch.device) -> list[torch.Tensor]:
-        """A 1-D tensor for each staging buffer of the plan, ``plan.buffers[1:]``; contents undefined."""
-        offsets, total = [], 0
-        for buffer in plan.buffers[1:]:
-            offsets.append(total)
-            itemsize = wide.itemsize if buffer.wide else dtype.itemsize
-            total += -(-buffer.numel * itemsize // _ALIGNMENT) * _ALIGNMENT
+    def buffers(self, plan: Plan, lanes: Sequence[LaneTypes], device: torch.device) -> list[list[torch.Tensor]]:
+        """For each lane a 1-D tensor for each staging buffer of the plan, ``plan.buffers[1:]``; contents undefined."""
+        places, total = [], 0
+        for lane in lanes:
+            for buffer in plan.buffers[1:]:
+                kind = lane.wide if buffer.wide else lane.wire
+                nbytes = buffer.numel * lane.width * kind.itemsize
+                places.append((total, nbytes, kind))
+                total += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
         block = self._grown(total, device)
-        tensors = []
-        for buffer, offset in zip(plan.buffers[1:], offsets, strict=True):
-            kind = wide if buffer.wide else dtype
-            tensors.append(block[offset : offset + buffer.numel * kind.itemsize].view(kind))
-        return tensors
+        tensors = [block[start : start + nbytes].view(kind) for start, nbytes, kind in places]
+        each = len(plan.buffers) - 1
+        return [tensors[lane * each : (lane + 1) * each] for lane in range(len(lanes))]
 
     def poison(self) -> None:
         """Fills the memory with 0xFF bytes (NaN in every float type), so that a stale read shows."""

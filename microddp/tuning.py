@@ -1,4 +1,4 @@
-"""Which algorithm, how large a slice and how many slots, by size and number of ranks.
+"""Which algorithm, how large a slice and how many slots, by size.
 
 The figures come from ``bench/bench_all_reduce.py`` on host transports; they are choices, not laws, and every one of
 them can be overridden by the caller.
@@ -21,7 +21,7 @@ class Slicing:
     num_slots: int
 
 
-def choose_all_reduce(nbytes: int, world_size: int, *, order: str | None = None, commutative: bool = True) -> str:
+def choose_all_reduce(nbytes: int, *, order: str | None = None, commutative: bool = True) -> str:
     """The name of the all-reduce to use when the caller names none.
 
     Small tensors are dominated by the number of messages in a row: ``tree`` has the fewest. Large ones by bytes:
@@ -34,7 +34,7 @@ def choose_all_reduce(nbytes: int, world_size: int, *, order: str | None = None,
     return "tree" if nbytes <= MIB else "ring"
 
 
-def choose_slicing(chunk_nbytes: int, world_size: int) -> Slicing:
+def choose_slicing(chunk_nbytes: int) -> Slicing:
     """One slice while a chunk is at most 1 MiB, then slices of at most 1 MiB, as equal as 16 bytes allow.
 
     Two slots of 1 MiB stay in a core's cache; larger slices lose that, smaller ones cost a message each.

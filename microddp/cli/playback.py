@@ -11,7 +11,7 @@ import torch
 from microddp.plan.instructions import DATA, Combine, Copy, Instruction, Plan, Recv, Send, Span, is_transfer, writes
 from microddp.plan.lower import LoweringConfig, lower
 from microddp.schedule import Schedule
-from microddp.staging import StagingPool
+from microddp.staging import LaneTypes, StagingPool
 from microddp.transport.base import Counters, Exchange, Header, Kind, Transfer, Transport
 from microddp.transport.thread import run_thread_ranks
 from microddp_kernels.launchers import launcher_for
@@ -99,7 +99,8 @@ class _Player:
         valid = torch.zeros(numel, dtype=torch.bool)
         own = _own_span(schedule, transport.rank, numel, row)
         data[own], valid[own] = row, True
-        self.buffers = [data, *StagingPool().buffers(self.plan, row.dtype, wide, data.device)]
+        types = [LaneTypes(row.dtype, row.dtype, wide)]
+        self.buffers = [data, *StagingPool().buffers(self.plan, types, data.device)[0]]
         self.valid = [valid, *(torch.zeros(each.numel(), dtype=torch.bool) for each in self.buffers[1:])]
         self.launcher = launcher_for(data.device)
         name = op.name if op else ""

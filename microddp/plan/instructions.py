@@ -8,6 +8,7 @@ from typing import Final
 __all__ = [
     "ARRIVAL",
     "DATA",
+    "WIRE",
     "Buffer",
     "Combine",
     "Copy",
@@ -18,7 +19,6 @@ __all__ = [
     "Send",
     "Span",
     "Transfer",
-    "WIRE",
     "is_transfer",
 ]
 

@@ -1,4 +1,4 @@
-"""Where a rank's own value of each piece of a chunk lies while a plan is lowered: in the data, or in the wire buffer."""
+"""Where a rank's own value of each piece of a chunk lies while a plan is lowered: the data, or the wire buffer."""
 
 from __future__ import annotations
 

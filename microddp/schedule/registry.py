@@ -12,7 +12,15 @@ from typing import Literal, Protocol, TypeVar, get_args
 
 from microddp.schedule.ir import Step
 
-__all__ = ["Algorithm", "Collective", "algorithm", "algorithm_names", "find_algorithm", "unregister"]
+__all__ = [
+    "Algorithm",
+    "Collective",
+    "algorithm",
+    "algorithm_names",
+    "find_algorithm",
+    "registry_generation",
+    "unregister",
+]
 
 Collective = Literal["all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce"]
 
@@ -57,6 +65,7 @@ class Algorithm:
 
 _variants: dict[str, list[Algorithm]] = {}
 _lock = threading.Lock()
+_generation = 0
 
 Steps = TypeVar("Steps", bound=Callable[..., Iterator[Step]])
 
@@ -90,6 +99,7 @@ def algorithm(
             if any(each.rank_order == rank_order or each.collective != collective for each in variants):
                 raise ValueError(f"algorithm {name!r} is registered already; unregister({name!r}) frees the name")
             variants.append(entry)
+            _renew()
         return steps
 
     return register
@@ -104,6 +114,17 @@ def unregister(name: str) -> None:
     with _lock:
         if _variants.pop(name, None) is None:
             raise ValueError(f"no algorithm {name!r} to unregister")
+        _renew()
+
+
+def registry_generation() -> int:
+    """Goes up whenever a name comes to mean something else; who keeps what a name meant compares it."""
+    return _generation
+
+
+def _renew() -> None:
+    global _generation
+    _generation += 1
 
 
 def algorithm_names(collective: Collective | None = None) -> tuple[str, ...]:

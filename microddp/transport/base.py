@@ -11,6 +11,7 @@ Laws that every transport keeps:
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -60,7 +61,8 @@ class Transfer:
 class Header:
     """What all ranks must agree on before a collective can work; compared field by field on a mismatch.
 
-    ``sequence`` counts the collectives of one communicator, rejected calls included.
+    ``sequence`` counts the collectives of one communicator, rejected calls included. ``dtype`` names the types of all
+    lanes, ``row_nbytes`` is what one element of ``shape`` has in all of them as it travels.
     """
 
     sequence: int
@@ -71,11 +73,22 @@ class Header:
     shape: tuple[int, ...]
     root: int
     slice_nbytes: int
+    row_nbytes: int = 16
     version: int = 1
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """The fields to tell a caller of; ``row_nbytes`` follows from ``dtype``."""
+        return tuple(each.name for each in fields(cls) if each.name != "row_nbytes")
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the tensors, as they travel."""
+        return math.prod(self.shape) * self.row_nbytes
 
     def differences(self, other: Header) -> list[tuple[str, Any, Any]]:
         """(field, own value, other's value) for each field that differs."""
-        pairs = ((f.name, getattr(self, f.name), getattr(other, f.name)) for f in fields(self))
+        pairs = ((name, getattr(self, name), getattr(other, name)) for name in self.names())
         return [(name, mine, theirs) for name, mine, theirs in pairs if mine != theirs]
 
 
@@ -148,12 +161,14 @@ class Transport(ABC):
         rank, world_size: this rank and how many there are.
         fuses_combine: ``RECV_COMBINE`` is understood (the transport can read the peer's memory).
         stream_ordered: completion is an order on a device stream, not a fact on the host.
+        device_types: where the tensors that it moves may be.
         counters: see ``Counters``.
     """
 
     name: str = "abstract"
     fuses_combine: bool = False
     stream_ordered: bool = False
+    device_types: tuple[str, ...] = ("cpu",)
 
     def __init__(self, rank: int, world_size: int) -> None:
         self.rank = rank

@@ -25,12 +25,6 @@ __all__ = ["GlooExchange", "Pending"]
 LARGE_NBYTES: Final = 1 << 16  # smaller messages are written and read as a whole
 
 
-def header_nbytes(header: Header) -> int:
-    """The bytes of the tensor that the header speaks of, at least; of a type that torch does not know, 16 each."""
-    dtype = getattr(torch, header.dtype.removeprefix("torch."), None)
-    return math.prod(header.shape) * (dtype.itemsize if isinstance(dtype, torch.dtype) else 16)
-
-
 class Pending:
     """One transfer that was started; ``work`` is None once it is complete (Gloo's can be awaited only once)."""
 
@@ -66,7 +60,7 @@ class GlooExchange(Exchange):
         self._pending: list[Pending] = []
         self._steps: set[int] = set()
         self._has_large = False  # of the transfers posted so far
-        self._is_large = header_nbytes(header) >= LARGE_NBYTES  # of the whole collective, an upper bound
+        self._is_large = header.nbytes >= LARGE_NBYTES  # of the whole collective, an upper bound
         self._awaited: Transfer | None = None
 
     def post(self, group: Sequence[Transfer], after: Sequence[Any] = ()) -> list[Pending]:

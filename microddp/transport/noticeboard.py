@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from microddp.errors import ClosedError, CollectiveTimeoutError, MismatchError, RemoteError, TransportError
@@ -160,13 +160,13 @@ def name_ranks(ranks: Sequence[int]) -> str:
 def describe_mismatch(headers: dict[int, Header]) -> str | None:
     """Which ranks disagree about which field, given the headers of one collective by rank; None if none do."""
     parts = []
-    for field in fields(Header):
+    for name in Header.names():
         holders: dict[Any, list[int]] = {}
         for rank in sorted(headers):
-            holders.setdefault(getattr(headers[rank], field.name), []).append(rank)
+            holders.setdefault(getattr(headers[rank], name), []).append(rank)
         if len(holders) > 1:
             values = (f"{value!r} on {name_ranks(ranks)}" for value, ranks in holders.items())
-            parts.append(f"{field.name} is {', '.join(values)}")
+            parts.append(f"{name} is {', '.join(values)}")
     if not parts:
         return None
     sequence = next(iter(headers.values())).sequence

@@ -70,6 +70,7 @@ class ThreadTransport(Transport):
     name = "thread"
     fuses_combine = True
     stream_ordered = False
+    device_types = ("cpu", "cuda")
 
     def __init__(self, world: WorldState, rank: int) -> None:
         super().__init__(rank, len(world.ranks))

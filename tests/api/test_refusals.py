@@ -12,6 +12,8 @@ import pytest
 import torch
 
 from microddp import Communicator, RemoteError
+from microddp_kernels import Lane, ReduceOp
+from microddp_kernels.dtypes import FLOATS
 from microddp_kernels.operators import get_op
 from tests.api.tools import outcomes, run, same_bits
 
@@ -41,6 +43,23 @@ def _misaligned() -> Any:
     return np.zeros(3, dtype=[("a", np.int8), ("b", np.float64)])["b"]
 
 
+def _overlapping() -> tuple[torch.Tensor, torch.Tensor]:
+    memory = torch.zeros(6, dtype=torch.int64)
+    return memory.view(torch.float64)[:4], memory[2:]
+
+
+def _later(first: Any, second: Any) -> Any:
+    return second
+
+
+pairs = ReduceOp(
+    "pairs",
+    None,
+    None,
+    FLOATS,
+    lanes=(Lane("value", FLOATS), Lane("index", frozenset({torch.int64}))),
+    torch_function=_later,
+)
 first = replace(get_op("sum"), name="first", commutative=False)
 halfway = replace(get_op("sum"), name="halfway", associative=False)
 ones = torch.ones
@@ -58,9 +77,40 @@ REFUSALS = {
     "quantized": Refusal(
         lambda c: c.all_reduce(torch.quantize_per_tensor(ones(3), 0.1, 0, torch.quint8)), TypeError, ("quint8",)
     ),
-    "complex": Refusal(lambda c: c.all_reduce(ones(3, dtype=torch.complex64)), TypeError, ("complex64", "float32")),
-    "float8": Refusal(lambda c: c.broadcast(ones(3).to(torch.float8_e5m2)), TypeError, ("float8_e5m2", "bfloat16")),
-    "uint32": Refusal(lambda c: c.all_gather(np.ones(3, np.uint32)), TypeError, ("uint32", "int32")),
+    "complex max": Refusal(
+        lambda c: c.all_reduce(ones(3, dtype=torch.complex64), op="max"), TypeError, ("complex64", "float32")
+    ),
+    "float8 band": Refusal(
+        lambda c: c.all_reduce(ones(3).to(torch.float8_e5m2), op="band"), TypeError, ("float8_e5m2", "uint32")
+    ),
+    "float128": Refusal(lambda c: c.all_gather(np.ones(3, np.longdouble)), TypeError, ("float128", "float64")),
+    "wire of integers": Refusal(
+        lambda c: c.all_reduce(ones(3).int(), wire_dtype="bfloat16"), TypeError, ("floats only", "int32", "bfloat16")
+    ),
+    "wire of 16 bits for float64": Refusal(
+        lambda c: c.all_reduce(ones(3).double(), wire_dtype=torch.float16), TypeError, ("float64", "float16", "twice")
+    ),
+    "unknown wire": Refusal(lambda c: c.all_reduce(ones(3), wire_dtype="float12"), TypeError, ("float12", "dtype")),
+    "wire 16": Refusal(lambda c: c.reduce(ones(3), wire_dtype=16), TypeError, ("wire_dtype", "16")),  # type: ignore[call-overload]
+    "one tensor for two lanes": Refusal(lambda c: c.all_reduce(ones(3), op=pairs), TypeError, ("value, index", "tuple")),
+    "three tensors for two lanes": Refusal(
+        lambda c: c.all_reduce((ones(3),) * 3, op=pairs), ValueError, ("value, index", "got 3")
+    ),
+    "lanes of different shapes": Refusal(
+        lambda c: c.all_reduce((ones(3), ones(4).long()), op=pairs), ValueError, ("x[1]", "(4,)", "(3,)")
+    ),
+    "lanes of a wrong type": Refusal(
+        lambda c: c.all_reduce((ones(3), ones(3)), op=pairs), TypeError, ("'index'", "float32", "int64")
+    ),
+    "lanes that share memory": Refusal(
+        lambda c: c.all_reduce(_overlapping(), op=pairs), ValueError, ("lanes 0 and 1", "memory")
+    ),
+    "lanes in reduce_scatter": Refusal(
+        lambda c: c.reduce_scatter((ones(4), ones(4).long()), op=pairs), ValueError, ("2 tensors", "all_reduce")
+    ),
+    "wire for lanes": Refusal(
+        lambda c: c.all_reduce((ones(3), ones(3).long()), op=pairs, wire_dtype="float16"), TypeError, ("2 lanes",)
+    ),
     "nested": Refusal(
         lambda c: c.all_reduce(torch.nested.nested_tensor([ones(2), ones(3)], layout=torch.jagged)),
         TypeError,

@@ -9,6 +9,7 @@ from typing import Final
 
 import torch
 
+import microddp_kernels.lane_operators  # noqa: F401 (it registers its operators)
 from microddp_kernels.dtypes import BOOL, COMPLEX, FLOATS, FLOATS8, INTEGERS, UNSIGNED, dtype_names
 from microddp_kernels.inspection.facts import Case
 from microddp_kernels.operators import get_op, op_names
@@ -131,9 +132,9 @@ def _combinations(kernel: str, operator: str, wanted: list[torch.dtype]) -> list
 
 
 def _lane_dtypes(op: ReduceOp, first: torch.dtype) -> tuple[torch.dtype, ...]:
-    """Of each lane: the first lane's type if that is legal, else int64, else the first legal one of the report's."""
+    """Of each lane: the first lane's type if that is legal, else int64, else float32, else another."""
     if not op.lanes:
         return (first,)
-    orders = (first, torch.int64, *DTYPES.values())
+    orders = (first, torch.int64, torch.float32, *DTYPES.values())
     rest = (next((each for each in orders if each in lane.dtypes), first) for lane in op.lanes[1:])
     return (first, *rest)

@@ -34,7 +34,7 @@ class Statement:
     negated: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Kernel:
     """The body of an entry function: its statements, and for each label the index of the statement that follows."""
 

@@ -24,6 +24,7 @@ from microddp_kernels.inspection.integers import (
     wide_product,
     width_of,
 )
+from microddp_kernels.inspection.joins import JUMPS, join_after
 from microddp_kernels.inspection.ptx import Kernel, Statement
 
 __all__ = ["Access", "Untraceable", "trace"]
@@ -99,6 +100,7 @@ class _Machine:
     ) -> None:
         self.kernel, self.num_threads, self.memory = kernel, num_threads, memory
         self.accesses: list[Access] = []
+        self.num_executed = 0
         self.registers: dict[str, Value] = {
             "%tid.x": np.arange(num_threads, dtype=np.uint64),
             "%ntid.x": self._all(num_threads),
@@ -115,23 +117,45 @@ class _Machine:
     def _all(self, value: int) -> Array:
         return np.full(self.num_threads, value & ((1 << 64) - 1), dtype=np.uint64)
 
-    def run(self) -> None:
-        position = 0
-        for _ in range(_MAX_STATEMENTS):
-            if position >= len(self.kernel.statements):
-                return
+    def run(self, position: int = 0, stop: int | None = None) -> None:
+        """Executes from a statement on, up to another or the end of the program."""
+        while position < len(self.kernel.statements) and position != stop:
+            self.num_executed += 1
+            if self.num_executed > _MAX_STATEMENTS:
+                raise Untraceable(f"the program has not ended after {_MAX_STATEMENTS} instructions")
             statement = self.kernel.statements[position]
             active = self._active(statement)
-            if statement.opcode.partition(".")[0] in ("bra", "ret", "exit"):
-                if self._jumps(statement, active):
-                    if not statement.opcode.startswith("bra"):
-                        return
-                    position = self.kernel.labels[statement.operands[0]]
-                    continue
-            else:
+            if statement.opcode.partition(".")[0] not in JUMPS:
                 self._execute(statement, active)
-            position += 1
-        raise Untraceable(f"the program has not ended after {_MAX_STATEMENTS} instructions")
+                position += 1
+            elif active is None or len(set(active.tolist())) > 1:
+                position = self._execute_both(position, statement)
+            elif not active[0]:
+                position += 1
+            elif statement.opcode.startswith("bra"):
+                position = self.kernel.labels[statement.operands[0]]
+            else:
+                position = len(self.kernel.statements)
+
+    def _execute_both(self, position: int, statement: Statement) -> int:
+        """Goes both ways of a branch that some threads may take and others not, up to where the ways meet.
+
+        Registers in which the ways differ are unknown from there on. Returns the statement where they meet.
+        """
+        join = join_after(self.kernel, position)
+        if join is None or not statement.opcode.startswith("bra"):
+            raise Untraceable(f"{_text(statement)}: some threads may end here and others not")
+        before, num_accesses = dict(self.registers), len(self.accesses)
+        self.run(self.kernel.labels[statement.operands[0]], join)
+        taken, self.registers = self.registers, before
+        self.run(position + 1, join)
+        if len(self.accesses) > num_accesses:
+            raise Untraceable(f"{_text(statement)}: whether memory is accessed depends on data")
+        for name in {*taken, *self.registers}:
+            first, second = taken.get(name), self.registers.get(name)
+            if first is None or second is None or not np.array_equal(first, second):
+                self.registers[name] = None
+        return join
 
     def _active(self, statement: Statement) -> Value:
         """Which threads execute the statement: 0 or 1 for each."""
@@ -139,14 +163,6 @@ class _Machine:
             return self._all(1)
         guard = self.registers.get(statement.guard)
         return guard if guard is None or not statement.negated else guard ^ np.uint64(1)
-
-    def _jumps(self, statement: Statement, active: Value) -> bool:
-        """Whether all threads take a jump, and not none of them."""
-        if active is None:
-            raise Untraceable(f"{_text(statement)}: the condition depends on data")
-        if len(set(active.tolist())) > 1:
-            raise Untraceable(f"{_text(statement)}: the threads part")
-        return bool(active[0])
 
     def _execute(self, statement: Statement, active: Value) -> None:
         name, *modifiers = statement.opcode.split(".")

@@ -10,6 +10,7 @@ import inspect
 import textwrap
 import types
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from microddp_kernels.reduce_op import KernelFunction
@@ -17,11 +18,14 @@ from microddp_kernels.reduce_op import KernelFunction
 __all__ = ["function_tree", "is_jitted", "names_of", "python_function", "source_of"]
 
 
+@cache
 def _jit_classes() -> tuple[type, ...]:
     """The two forms of a ``@triton.jit`` function: which one it takes depends on the environment at its definition."""
-    from triton.runtime.interpreter import InterpretedFunction
-    from triton.runtime.jit import JITFunction
-
+    try:
+        from triton.runtime.interpreter import InterpretedFunction
+        from triton.runtime.jit import JITFunction
+    except ModuleNotFoundError:
+        return ()
     return JITFunction, InterpretedFunction
 
 

@@ -185,6 +185,10 @@ class _Rewriter(ast.NodeTransformer):
         node.value = _call("settled", node.value)
         return node
 
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        self.generic_visit(node)
+        return _call("constant", node.value) if node.attr == "value" else node
+
     def visit_Assert(self, node: ast.Assert) -> ast.AST:
         return ast.Pass()
 
@@ -247,6 +251,11 @@ def _deciding(decisive: bool, method: str) -> Callable[..., Any]:
     return decide
 
 
+def _constant(value: Any) -> Any:
+    """``value.value`` of what was a ``tl.constexpr``: here constants are Python's."""
+    return getattr(value, "value", value)
+
+
 def _negated(value: Any) -> Any:
     return value.__not__() if value.__class__ is Value else not value
 
@@ -270,6 +279,7 @@ _HELPERS: Final[dict[str, Any]] = {
     _PREFIX + "both": _deciding(False, "logical_and"),
     _PREFIX + "either": _deciding(True, "logical_or"),
     _PREFIX + "negated": _negated,
+    _PREFIX + "constant": _constant,
 }
 _BUILTINS: Final[dict[str, Any]] = {
     "float": float,

@@ -20,7 +20,7 @@ from microddp_kernels.evaluate.element_types import (
     number_in,
     type_of_number,
 )
-from microddp_kernels.evaluate.errors import NotEvaluable
+from microddp_kernels.evaluate.errors import ConditionOnTensor, NotEvaluable
 from microddp_kernels.evaluate.rules import (
     add,
     bitwise_and,
@@ -69,7 +69,7 @@ class Value:
     def __bool__(self) -> bool:
         """Raises NotEvaluable for more than a number: Triton has no ``if`` on a block of elements."""
         if self.tensor.dim():
-            raise NotEvaluable("an `if` or `while` on the elements of a tensor")
+            raise ConditionOnTensor("an `if` or `while` on the elements of a tensor")
         return bool(self.tensor.item())
 
     def __index__(self) -> int:
@@ -80,9 +80,6 @@ class Value:
 
     def __neg__(self) -> Value:
         return self if self.dtype is INT1 else Value(-self.tensor, self.dtype)
-
-    def __pos__(self) -> Value:
-        return self
 
     def __invert__(self) -> Value:
         if self.dtype.is_floating():

@@ -93,11 +93,11 @@ def steps_for(op: ReduceOp, accumulation: tuple[torch.dtype, ...]) -> Steps:
 
 def _find_functions(steps: Steps, calls: _Calls) -> None:
     op = steps.op
-    body = None
+    body: Any = None
     is_finalized_by_body = op.finalize is not None and op.torch_finalize is None
     if is_finalized_by_body or (op.eager is None and op.torch_function is None):
         body = _evaluated(steps)
-        if body is None:
+        if steps.refused is not None:
             return
     if op.eager is not None:
         steps.combine = calls.of_eager

@@ -17,7 +17,9 @@ from microddp_kernels.scratch import BLOCK_NUMEL
 from tests.kernels.oracle import (
     CELLS,
     FLOATS,
+    FLOATS8,
     INTEGERS,
+    LEGAL,
     Guarded,
     bits_of,
     encode,
@@ -46,13 +48,14 @@ def check(
     weights: tuple[int, ...] | None = None,
     divisor: int | None = None,
     alias: int | None = None,
+    scale: float | None = None,
 ) -> torch.Tensor:
     """Combines copies of ``operands`` in poisoned memory, ``out`` being one of them with ``alias``; returns ``out``."""
     guarded = [Guarded.holding(operand) for operand in operands]
     fresh = Guarded.make(out_dtype or operands[0].dtype, operands[0].numel())
     out = fresh if alias is None else guarded[alias]
-    expected = fold(name, operands, out.tensor.dtype, weights, divisor)
-    how = CombineSpec(get_op(name), weights, divisor)
+    expected = fold(name, operands, out.tensor.dtype, weights, divisor, scale)
+    how = CombineSpec(get_op(name), weights, divisor, scale)
     assert launcher.combine(out.tensor, [each.tensor for each in guarded], how) is None
     same(out.tensor, expected)
     for each in (fresh, *guarded):
@@ -84,8 +87,21 @@ def test_many_operands(launcher: Launcher, name: str, dtype: torch.dtype) -> Non
 
 
 @on_each_launcher
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("count", range(2, 10))
+@on_each_cell
+def test_one_operand(launcher: Launcher, name: str, dtype: torch.dtype) -> None:
+    """Nothing is done to it; or it is divided, scaled, or both."""
+    operand = torch.cat([special_pairs(dtype)[1], sample(dtype, BLOCK + 5, 1)])
+    for alias in (None, 0):
+        check(launcher, name, [operand], alias=alias)
+    if name == "avg":
+        check(launcher, name, [operand], divisor=3)
+        check(launcher, name, [operand], scale=0.1, alias=0)
+        check(launcher, name, [operand], scale=-1e-3, divisor=7)
+
+
+@on_each_launcher
+@pytest.mark.parametrize("dtype", LEGAL["avg"])
+@pytest.mark.parametrize("count", [2, 3, 5, 8, 9])
 def test_means(launcher: Launcher, dtype: torch.dtype, count: int) -> None:
     """Divided and weighted folds of every number of operands, aliasing each operand in turn."""
     operands = [sample(dtype, BLOCK + 3, seed) for seed in range(count)]
@@ -96,14 +112,26 @@ def test_means(launcher: Launcher, dtype: torch.dtype, count: int) -> None:
 
 @on_each_launcher
 @pytest.mark.parametrize("count", range(2, 9))
-@pytest.mark.parametrize("value", [40000.0, 2.0**-24])
-def test_float16_means_neither_overflow_nor_flush(launcher: Launcher, count: int, value: float) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [
+        (torch.float16, 40000.0),
+        (torch.float16, 2.0**-24),
+        (torch.float8_e4m3fn, 448.0),
+        (torch.float8_e4m3fn, 2.0**-9),
+        (torch.float8_e5m2, 57344.0),
+        (torch.float8_e5m2, 2.0**-16),
+    ],
+)
+def test_narrow_means_neither_overflow_nor_flush(
+    launcher: Launcher, count: int, dtype: torch.dtype, value: float
+) -> None:
     """The mean that travels: (p*a + q*b) / (p + q) of equal values is that value, whatever has been covered."""
-    travelling = torch.full((5,), value, dtype=torch.float16)
+    travelling = torch.full((5,), value, dtype=dtype)
     for covered in range(1, count):
         travelling = check(launcher, "avg", [travelling, torch.full_like(travelling, value)], weights=(covered, 1))
     assert travelling.tolist() == [value] * 5
-    divided = check(launcher, "avg", [torch.full((5,), value, dtype=torch.float16)] * count, divisor=count)
+    divided = check(launcher, "avg", [torch.full((5,), value, dtype=dtype)] * count, divisor=count)
     assert divided.tolist() == [value] * 5
 
 
@@ -132,7 +160,7 @@ def test_bfloat16_folds_keep_small_addends(launcher: Launcher) -> None:
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_division_is_correctly_rounded(launcher: Launcher, dtype: torch.dtype) -> None:
     """On enough elements that a product with the reciprocal, rounded twice, shows even in 16 bits."""
-    operands = [sample(dtype, 300 * BLOCK, seed) for seed in range(2)]
+    operands = [sample(dtype, 150 * BLOCK, seed) for seed in range(2)]
     check(launcher, "avg", operands, divisor=3)
     check(launcher, "avg", operands, weights=(4, 3))
 
@@ -147,6 +175,11 @@ MIXTURES = [
     (torch.float64, (torch.float64, torch.float32)),
     (torch.float64, (torch.float32, torch.bfloat16)),
     (torch.float32, (torch.float64, torch.float32)),
+    (torch.float32, (torch.float32, torch.float8_e4m3fn)),
+    (torch.float8_e4m3fn, (torch.float32, torch.float8_e5m2, torch.float8_e4m3fn)),
+    (torch.float8_e5m2, (torch.float8_e5m2, torch.float16)),
+    (torch.bfloat16, (torch.float8_e5m2, torch.float8_e5m2)),
+    (torch.float64, (torch.float8_e4m3fn, torch.float64)),
 ]
 
 
@@ -166,11 +199,13 @@ def test_mixed_element_types(
 
 
 @on_each_launcher
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.int8, torch.bool])
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, torch.float8_e5m2, torch.uint16, torch.uint64, torch.complex64, torch.bool]
+)
 @pytest.mark.parametrize("numel", [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, 3 * BLOCK + 7])
 def test_sizes_around_a_block(launcher: Launcher, dtype: torch.dtype, numel: int) -> None:
     operands = [sample(dtype, numel, seed) for seed in range(3)]
-    for name, count in itertools.product(("sum", "max"), (2, 3)):
+    for name, count in itertools.product(("prod" if dtype.is_complex else "max", "sum"), (2, 3)):
         check(launcher, name, operands[:count])
     copied = Guarded.make(dtype, numel)
     assert launcher.copy(copied.tensor, operands[0]) is None
@@ -178,7 +213,7 @@ def test_sizes_around_a_block(launcher: Launcher, dtype: torch.dtype, numel: int
     copied.check()
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float8_e4m3fn])
 @pytest.mark.parametrize("numel", [BLOCK_NUMEL - 1, BLOCK_NUMEL, BLOCK_NUMEL + 1, 2 * BLOCK_NUMEL + 7])
 def test_sizes_around_the_blocks_of_the_eager_launcher(dtype: torch.dtype, numel: int) -> None:
     operands = [sample(dtype, numel, seed) for seed in range(3)]
@@ -188,8 +223,15 @@ def test_sizes_around_the_blocks_of_the_eager_launcher(dtype: torch.dtype, numel
     check(LAUNCHERS["eager"], "avg", operands, torch.float32, divisor=3)
 
 
+@pytest.mark.parametrize(("name", "dtype"), [("max", torch.uint16), ("min", torch.uint64), ("prod", torch.complex64)])
+def test_blocks_of_types_that_torch_does_not_compute_on(name: str, dtype: torch.dtype) -> None:
+    operands = [sample(dtype, BLOCK_NUMEL + 7, seed) for seed in range(3)]
+    for count, alias in ((2, None), (2, 1), (3, 0)):
+        check(LAUNCHERS["eager"], name, operands[:count], alias=alias)
+
+
 @on_each_launcher
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", (*FLOATS, *FLOATS8))
 def test_zeros_and_nan_do_not_depend_on_the_order_of_operands(launcher: Launcher, dtype: torch.dtype) -> None:
     """-0.0 is below +0.0 in vectors and in tails; NaN wins from either side; a sum of -0.0 keeps its sign."""
     for first, second, smallest, largest in (
@@ -220,7 +262,7 @@ def test_integers_wrap_around(launcher: Launcher, dtype: torch.dtype) -> None:
 def test_bool_stores_zeros_and_ones_only(launcher: Launcher) -> None:
     """However many are true, and even from bytes above 1, which no correct program makes."""
     true, odd_bytes = torch.ones(19, dtype=torch.bool), torch.full((19,), 6, dtype=torch.uint8).view(torch.bool)
-    for operands in ([true] * 2, [true] * 256, [odd_bytes, true], [odd_bytes, odd_bytes, odd_bytes]):
+    for operands in ([true] * 2, [true] * 64, [odd_bytes], [odd_bytes, true], [odd_bytes, odd_bytes, odd_bytes]):
         for name, expected in (("sum", 1), ("prod", 1), ("max", 1), ("min", 1), ("bxor", len(operands) % 2)):
             out = torch.empty(19, dtype=torch.bool)
             launcher.combine(out, operands, CombineSpec(get_op(name)))

@@ -11,8 +11,8 @@ import triton.language as tl
 from microddp_kernels.combine_functions import maximum
 
 __all__ = [
-    "absolute",
     "absmax",
+    "absolute",
     "argmax",
     "argmin",
     "logaddexp",

@@ -16,10 +16,11 @@ Every operator here is commutative and associative; those that round are so up t
         m2 = m2_a + m2_b + delta**2 * count_a * count_b / count
 
     The update of Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances"
-    (1979). A state of count 0 is the identity, whatever its mean and m2 hold (``torch.mean`` of nothing is NaN); only
-    empty states give (0, 0, 0). NaN propagates from states that are not empty; an infinite mean stays infinite (opposite
-    infinities give NaN) and its m2 is NaN. Counts are whole numbers, at least 0; a float32 count is exact up to 2**24.
-    m2 overflows where the squared difference of two means does. Variance: ``m2 / count`` or ``m2 / (count - 1)``.
+    (1979). A state of count 0 is the identity, whatever its mean and m2 hold (``torch.mean`` of nothing is NaN); empty
+    states alone give (0, 0, 0). NaN propagates from states that are not empty; an infinite mean stays infinite
+    (opposite infinities give NaN) and its m2 is NaN. Counts are whole numbers, at least 0; a float32 count is exact up
+    to 2**24. m2 overflows where the squared difference of two means does. Variance: ``m2 / count`` or
+    ``m2 / (count - 1)``.
 
 ``logsumexp``
     Lanes (max, sum): the largest x of a set and the sum of exp(x - max) over it; the result is ``max + log(sum)``::
@@ -90,10 +91,11 @@ def premul_sum(factor: float) -> ReduceOp:
         TypeError: ``factor`` is no real number.
         ValueError: it is NaN or infinite, or too large for a float.
     """
-    if isinstance(factor, bool) or not isinstance(factor, Real):
-        raise TypeError(f"the factor of premul_sum must be a real number, got {factor!r}")
+    given: object = factor  # as callers without a type checker may do
+    if isinstance(given, bool) or not isinstance(given, Real):
+        raise TypeError(f"the factor of premul_sum must be a real number, got {given!r}")
     try:
-        scale = float(factor)
+        scale = float(given)
     except OverflowError as error:
         raise ValueError("the factor of premul_sum must be finite, got an integer too large for a float") from error
     if not math.isfinite(scale):

@@ -10,7 +10,7 @@ from typing import Final
 import torch
 
 import microddp_kernels.lane_operators  # noqa: F401 (it registers its operators)
-from microddp_kernels.dtypes import BOOL, COMPLEX, FLOATS, FLOATS8, INTEGERS, UNSIGNED, dtype_names
+from microddp_kernels.dtypes import dtype_names
 from microddp_kernels.inspection.facts import Case
 from microddp_kernels.operators import get_op, op_names
 from microddp_kernels.reduce_op import ReduceOp
@@ -19,8 +19,12 @@ __all__ = ["DTYPES", "KERNELS", "cases_for", "load_operator"]
 
 DTYPES: Final[dict[str, torch.dtype]] = {
     dtype_names([dtype]): dtype
-    for kinds in (FLOATS, FLOATS8, COMPLEX, INTEGERS, UNSIGNED, BOOL)
-    for dtype in sorted(kinds, key=lambda each: (-each.itemsize, str(each)))
+    for dtype in (
+        *(torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2),
+        *(torch.complex64, torch.complex128),
+        *(torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32, torch.uint64),
+        torch.bool,
+    )
 }
 """The element types by name, in the order of the report."""
 

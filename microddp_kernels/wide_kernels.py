@@ -71,8 +71,8 @@ def _store_rows(
 def fold_rows_kernel(
     outs,
     operands,
-    world_size,
-    num_rows,
+    world_size: tl.int32,
+    num_rows: tl.int64,
     COMBINE: tl.constexpr,
     FINALIZE: tl.constexpr,
     ACC: tl.constexpr,

@@ -22,10 +22,10 @@ __all__ = ["Launch", "combine_on_blocks", "copy_on_blocks"]
 _Dtypes = tuple[tuple[torch.dtype, ...], ...]
 """The element types of the lanes of ``out`` and then of each operand."""
 
-_FULL_NBYTES: Final = 32
-"""Bytes that a program keeps for an element, in operands and in the fold, up to which it does a launcher's block."""
-
-_MIN_BLOCK: Final = 512
+_THREADS: Final = 128
+_FULL_NBYTES, _MOST_NBYTES = 32, 64
+"""Bytes that a program may keep for an element, in operands and in the fold, when it does a launcher's whole block:
+at ease, and at most, before 16-byte accesses of short types are given up for registers."""
 
 
 def combine_on_blocks(
@@ -89,8 +89,10 @@ def _launch_on_rows(
     launch: Launch, pointers: tuple[Any, ...], widths: tuple[int, ...], how: CombineSpec, constants: dict[str, Any]
 ) -> None:
     """Launches the kernel for wide lanes: once, or twice where rows are too wide for one program."""
-    block = constants["BLOCK"]
     wide = tuple(width if lane.wide else None for lane, width in zip(how.op.lanes, widths))
+    # Rows that do not start at multiples of 16 bytes are read element by element, which takes more registers.
+    is_odd = any(width is not None and width * each.itemsize % 16 for each, width in zip(pointers[0], wide))
+    block = max(constants["BLOCK"] // 2, 1) if is_odd else constants["BLOCK"]
     widest = max((width for width in wide if width is not None), default=0)
     num_rows = next(each.numel() for each, width in zip(pointers[0], wide) if width is None)
     columns = min(1 << max(widest - 1, 0).bit_length(), block)
@@ -140,15 +142,20 @@ def _constants(
         "FORMATS": formats,
         "IS_BARE": is_bare,
         "IS_COMPLEX": is_complex,
-        "BLOCK": _fitted(block, dtypes, accumulation),
+        "BLOCK": _fitted(op, block, dtypes, accumulation),
     }
 
 
-def _fitted(block: int, dtypes: _Dtypes, accumulation: tuple[torch.dtype, ...]) -> int:
-    """``block``, halved until what a program keeps fits its registers, but not below a few elements a thread."""
-    nbytes = sum(each.itemsize for lanes in (accumulation, *dtypes[1:]) for each in lanes)
-    while nbytes > _FULL_NBYTES and block > _MIN_BLOCK:
-        block, nbytes = block // 2, nbytes // 2
+def _fitted(op: ReduceOp, block: int, dtypes: _Dtypes, accumulation: tuple[torch.dtype, ...]) -> int:
+    """``block``, halved until what a program keeps fits its registers, but not below 16 bytes a thread if it can be."""
+    has_wide = any(lane.wide for lane in op.lanes)
+    counted = [index for index in range(op.num_lanes) if not has_wide or op.lanes[index].wide]
+    sizes = [lanes[index].itemsize for lanes in (accumulation, *dtypes[1:]) for index in counted]
+    shortest = min(lanes[index].itemsize for lanes in dtypes for index in counted)
+    nbytes = sum(sizes)
+    for limit, least in ((_FULL_NBYTES, _THREADS * 16 // shortest), (_MOST_NBYTES, _THREADS * 4)):
+        while nbytes > limit and block > least:
+            block, nbytes = block // 2, nbytes // 2
     return block
 
 

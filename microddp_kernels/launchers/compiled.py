@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Final
 
 import torch
@@ -11,6 +11,7 @@ import torch
 from microddp_kernels.launchers.base import Launcher
 from microddp_kernels.launchers.blocks import combine_on_blocks, copy_on_blocks
 from microddp_kernels.launchers.checks import check_devices, lanes_of
+from microddp_kernels.launchers.packs import Table, make_table, pack_on_blocks
 from microddp_kernels.reduce_op import CombineSpec, Values
 
 __all__ = ["CompiledLauncher"]
@@ -53,13 +54,32 @@ class CompiledLauncher(Launcher):
             copy_on_blocks(_launch, out, source, _BLOCK, hardware_float8=_has_float8(out.device))
             return _recorded_event()
 
-    def pack(self, out: torch.Tensor, sources: Sequence[torch.Tensor], queue: Any = None) -> Any:
-        """See ``Launcher.pack``."""
-        raise NotImplementedError
+    def pack(self, out: torch.Tensor, sources: Sequence[torch.Tensor], queue: Any = None) -> torch.cuda.Event:
+        """Enqueues ``out`` = the ``sources`` one after another; the event returned marks its end."""
+        return self._pack(out, sources, queue, unpacks=False)
 
-    def unpack(self, outs: Sequence[torch.Tensor], source: torch.Tensor, queue: Any = None) -> Any:
-        """See ``Launcher.unpack``."""
-        raise NotImplementedError
+    def unpack(self, outs: Sequence[torch.Tensor], source: torch.Tensor, queue: Any = None) -> torch.cuda.Event:
+        """Enqueues the cutting of ``source`` into ``outs``; the event returned marks its end."""
+        return self._pack(source, outs, queue, unpacks=True)
+
+    def _pack(self, flat: torch.Tensor, parts: Sequence[torch.Tensor], queue: Any, unpacks: bool) -> torch.cuda.Event:
+        check_devices(self.name, "cuda", flat, *parts)
+        with torch.cuda.device(flat.device), torch.cuda.stream(queue):
+            pack_on_blocks(_launch, flat, parts, _BLOCK, unpacks, _table_on_stream)
+            return _recorded_event()
+
+
+def _table_on_stream(columns: Table, device: torch.device) -> torch.Tensor:
+    return _cached_table(columns, device, torch.cuda.current_stream(device).cuda_stream)
+
+
+@lru_cache(maxsize=64)
+def _cached_table(columns: Table, device: torch.device, stream: int) -> torch.Tensor:
+    """The table, allocated on ``stream``, so that its memory is reused after the launches there that read it.
+
+    The same gradients are packed in every iteration: then nothing is copied to the device.
+    """
+    return make_table(columns, device)
 
 
 def _launch(kernel: Any, num_programs: int, arguments: tuple[Any, ...], constants: dict[str, Any]) -> None:

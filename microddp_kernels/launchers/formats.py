@@ -34,7 +34,7 @@ ACCUMULATION_TYPES: Final = {
 
 _PARTS: Final = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 _NAMES8: Final = {torch.float8_e4m3fn: "e4m3fn", torch.float8_e5m2: "e5m2"}
-_CARRIER_OF_SIZE: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
+_CARRIER_OF_SIZE: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def format_of(dtype: torch.dtype, soft_bfloat16: bool, hardware_float8: bool) -> str:
@@ -57,5 +57,7 @@ def carried(tensor: torch.Tensor, soft_bfloat16: bool) -> torch.Tensor:
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements of ``tensor`` as integers of their size, for moving them; of 16 bytes, if 1-D, as two each."""
+    """The elements of ``tensor`` as integers of their size, to move them; of 16 bytes as two, in a last dimension."""
+    if tensor.element_size() == 16:
+        tensor = torch.view_as_real(tensor)
     return tensor.view(_CARRIER_OF_SIZE[tensor.element_size()])

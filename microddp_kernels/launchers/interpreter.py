@@ -21,6 +21,7 @@ from triton.runtime.jit import JITFunction
 from microddp_kernels.launchers.base import Launcher
 from microddp_kernels.launchers.blocks import combine_on_blocks, copy_on_blocks
 from microddp_kernels.launchers.checks import check_devices, lanes_of
+from microddp_kernels.launchers.packs import make_table, pack_on_blocks
 from microddp_kernels.reduce_op import CombineSpec, Values
 
 __all__ = ["InterpreterLauncher"]
@@ -61,13 +62,15 @@ class InterpreterLauncher(Launcher):
         check_devices(self.name, "cpu", out, source)
         copy_on_blocks(_interpret, out, source, self._block, soft_bfloat16=True)
 
-    def pack(self, out: torch.Tensor, sources: Sequence[torch.Tensor], queue: Any = None) -> Any:
-        """See ``Launcher.pack``."""
-        raise NotImplementedError
+    def pack(self, out: torch.Tensor, sources: Sequence[torch.Tensor], queue: Any = None) -> None:
+        """Puts ``sources`` one after another into ``out``, done on return; ``queue`` is ignored."""
+        check_devices(self.name, "cpu", out, *sources)
+        pack_on_blocks(_interpret, out, sources, self._block, False, make_table)
 
-    def unpack(self, outs: Sequence[torch.Tensor], source: torch.Tensor, queue: Any = None) -> Any:
-        """See ``Launcher.unpack``."""
-        raise NotImplementedError
+    def unpack(self, outs: Sequence[torch.Tensor], source: torch.Tensor, queue: Any = None) -> None:
+        """Cuts ``source`` into ``outs``, done on return; ``queue`` is ignored."""
+        check_devices(self.name, "cpu", source, *outs)
+        pack_on_blocks(_interpret, source, outs, self._block, True, make_table)
 
 
 class _InPlaceExecutor(triton_interpreter.GridExecutor):  # type: ignore[misc]

@@ -48,6 +48,7 @@ def bits_of(tensor: torch.Tensor) -> Array:
     return bits
 
 
+@np.errstate(invalid="ignore")  # signalling NaN
 def values_of(tensor: torch.Tensor) -> Array:
     """The exact values of a tensor."""
     bits = bits_of(tensor)
@@ -65,6 +66,7 @@ def values_of(tensor: torch.Tensor) -> Array:
     return np.array([int(each) for each in tensor.tolist()], dtype=object)
 
 
+@np.errstate(all="ignore")
 def encode(values: Array, dtype: torch.dtype) -> Array:
     """The bit patterns of values rounded to ``dtype``, ties to even; integers wrap around."""
     if dtype == torch.bool:

@@ -9,7 +9,7 @@ from microddp_kernels.evaluate.errors import NotEvaluable
 from microddp_kernels.reduce_op import ReduceOp
 
 if TYPE_CHECKING:
-    from microddp_kernels.evaluate.evaluated import EvaluatedOp
+    from microddp_kernels.evaluate.evaluated_op import EvaluatedOp
 
 __all__ = ["NotEvaluable", "evaluated"]
 
@@ -22,7 +22,7 @@ def evaluated(op: ReduceOp) -> EvaluatedOp:
         NotEvaluable: they use something that has no torch form, or Triton is missing; the text says what.
     """
     try:
-        from microddp_kernels.evaluate.evaluated import EvaluatedOp
+        from microddp_kernels.evaluate.evaluated_op import EvaluatedOp
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "triton":
             raise

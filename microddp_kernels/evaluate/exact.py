@@ -1,15 +1,16 @@
-"""Arithmetic that torch has no function for: the fused multiply-add, and the upper half of a product."""
+"""Arithmetic that torch has no function for, or a wrong one: each function here gives the exactly rounded result."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 
 from microddp_kernels.evaluate.element_types import FP32
 from microddp_kernels.evaluate.errors import NotEvaluable
 
-__all__ = ["fused_multiply_add", "high_product"]
+__all__ = ["float_remainder", "fused_multiply_add", "high_product", "square_root"]
 
 _LOW_HALF = 2**32 - 1
 
@@ -55,3 +56,19 @@ def high_product(first: torch.Tensor, second: torch.Tensor, dtype: Any) -> torch
 def _upper(tensor: torch.Tensor) -> torch.Tensor:
     """The upper 32 bits of 64, without their sign."""
     return (tensor >> 32) & _LOW_HALF
+
+
+def square_root(tensor: torch.Tensor) -> torch.Tensor:
+    """The correctly rounded square root. (torch's may be off by one in the last bit.)"""
+    with np.errstate(invalid="ignore"):
+        return torch.as_tensor(np.sqrt(tensor.numpy()))
+
+
+def float_remainder(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """The remainder of a quotient towards zero, of floats. (torch's is NaN where the quotient overflows.)"""
+    found = torch.fmod(first, second)
+    wrong = found.isnan() & first.isfinite() & (second != 0) & ~second.isnan()
+    if not bool(wrong.any()):
+        return found
+    with np.errstate(all="ignore"):
+        return torch.where(wrong, torch.as_tensor(np.fmod(first.numpy(), second.numpy())), found)

@@ -11,7 +11,7 @@ import triton.language as tl
 
 from microddp_kernels.evaluate.convert import convert, tensor_of
 from microddp_kernels.evaluate.element_types import FP32, FP64, INT1, INT32, SIGN_BITS, canonical
-from microddp_kernels.evaluate.exact import fused_multiply_add, high_product
+from microddp_kernels.evaluate.exact import fused_multiply_add, high_product, square_root
 from microddp_kernels.evaluate.rules import divide, flipped
 from microddp_kernels.evaluate.value import Value, as_value, cast, paired_tensors, together
 
@@ -96,7 +96,7 @@ def div_rn(x: Any, y: Any) -> Value:
 def sqrt_rn(x: Any) -> Value:
     """The correctly rounded square root of float32 values."""
     value = as_value(x)
-    return Value(torch.sqrt(value.tensor), _checked(value.dtype, FP32))
+    return Value(square_root(value.tensor), _checked(value.dtype, FP32))
 
 
 def fma(x: Any, y: Any, z: Any) -> Value:

@@ -11,6 +11,7 @@ import torch
 from microddp_kernels.evaluate.convert import convert
 from microddp_kernels.evaluate.element_types import FP32, FP64, INT1, SIGN_BITS
 from microddp_kernels.evaluate.errors import NotEvaluable
+from microddp_kernels.evaluate.exact import float_remainder
 
 __all__ = [
     "add",
@@ -80,8 +81,8 @@ def remainder(first: torch.Tensor, second: torch.Tensor, dtype: Any) -> Result:
     """The remainder of a quotient towards zero: it has the sign of ``first``."""
     if dtype.is_floating():
         if dtype is FP32 or dtype is FP64:
-            return torch.fmod(first, second), dtype
-        return torch.fmod(first.float(), second.float()), FP32
+            return float_remainder(first, second), dtype
+        return float_remainder(first.float(), second.float()), FP32
     quotient, _ = divide_integers(first, second, dtype)
     return first - quotient * second, dtype
 

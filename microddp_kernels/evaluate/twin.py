@@ -1,8 +1,6 @@
 """The twin of a ``@triton.jit`` function: its body as Python code on ``Value``, made once.
 
-Names are replaced in the twin's own globals, so that no module is patched and any number of threads may run it. The
-syntax tree is changed where Python and Triton differ: a number that a variable takes gets a type; ``and``, ``or``,
-``not`` and chained comparisons work on tensors; ``assert`` is for debugging.
+Names are replaced in the twin's own globals, so that no module is patched and any number of threads may run it.
 """
 
 from __future__ import annotations
@@ -18,12 +16,12 @@ from weakref import WeakKeyDictionary
 from microddp_kernels.evaluate.errors import NotEvaluable
 from microddp_kernels.evaluate.functions import FUNCTIONS, dynamic_range
 from microddp_kernels.evaluate.libdevice import LIBDEVICE
+from microddp_kernels.evaluate.rewrite import HELPERS, rewritten
 from microddp_kernels.evaluate.source import function_tree, is_jitted, names_of, python_function
-from microddp_kernels.evaluate.value import Value, as_value
+from microddp_kernels.evaluate.value import Value
 
 __all__ = ["twin_of"]
 
-_PREFIX: Final = "__evaluate_"
 _LANGUAGE: Final = "triton.language"
 
 _twins: WeakKeyDictionary[types.FunctionType, Callable[..., Any]] = WeakKeyDictionary()
@@ -58,9 +56,9 @@ def _make(original: types.FunctionType) -> Callable[..., Any]:
         raise NotEvaluable(str(error)) from error
     name = tree.name
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    module = ast.fix_missing_locations(ast.Module([_Rewriter().rewritten(tree)], []))
+    module = ast.fix_missing_locations(ast.Module([rewritten(tree)], []))
     known = names_of(original)
-    scope: dict[str, Any] = dict(_HELPERS)
+    scope: dict[str, Any] = dict(HELPERS)
     scope["__builtins__"] = {}
     scope |= {each: _replaced(known[each]) for each in used if each in known}
     for each in used - known.keys():
@@ -147,119 +145,6 @@ def _postponed(make: Callable[..., Any], *arguments: Any) -> Any:
     return refuse
 
 
-class _Rewriter(ast.NodeTransformer):
-    """Changes a function where Python would do something else than Triton."""
-
-    def rewritten(self, tree: ast.FunctionDef) -> ast.FunctionDef:
-        tree.decorator_list = []
-        tree.returns = None
-        arguments = tree.args
-        for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg):
-            if each is not None:
-                each.annotation = None
-        arguments.defaults = [ast.Constant(None) for _ in arguments.defaults]  # the original's are put in their place
-        arguments.kw_defaults = [each and ast.Constant(None) for each in arguments.kw_defaults]
-        tree.body = [self.visit(statement) for statement in tree.body]
-        return tree
-
-    def visit_Assign(self, node: ast.Assign) -> ast.AST:
-        self.generic_visit(node)
-        node.value = _call("settled", node.value)
-        return node
-
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST | None:
-        self.generic_visit(node)
-        if node.value is None:
-            return ast.Pass()
-        is_constant = ast.unparse(node.annotation).strip("'\"").split(".")[-1] == "constexpr"
-        value = node.value if is_constant else _call("settled", node.value)
-        return ast.Assign([node.target], value)
-
-    def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
-        self.generic_visit(node)
-        target = ast.parse(ast.unparse(node.target), mode="eval").body
-        return ast.Assign([node.target], _call("settled", ast.BinOp(target, node.op, node.value)))
-
-    def visit_NamedExpr(self, node: ast.NamedExpr) -> ast.AST:
-        self.generic_visit(node)
-        node.value = _call("settled", node.value)
-        return node
-
-    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
-        self.generic_visit(node)
-        return _call("constant", node.value) if node.attr == "value" else node
-
-    def visit_Assert(self, node: ast.Assert) -> ast.AST:
-        return ast.Pass()
-
-    def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
-        self.generic_visit(node)
-        return _all_of("both" if isinstance(node.op, ast.And) else "either", node.values)
-
-    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
-        self.generic_visit(node)
-        return _call("negated", node.operand) if isinstance(node.op, ast.Not) else node
-
-    def visit_Compare(self, node: ast.Compare) -> ast.AST:
-        self.generic_visit(node)
-        operands = [node.left, *node.comparators]
-        pairs: list[ast.expr] = [
-            ast.Compare(left, [comparison], [right])
-            for left, comparison, right in zip(operands, node.ops, operands[1:])
-        ]
-        return pairs[0] if len(pairs) == 1 else _all_of("both", pairs)
-
-
-def _call(helper: str, *arguments: ast.expr) -> ast.Call:
-    return ast.Call(ast.Name(_PREFIX + helper, ast.Load()), list(arguments), [])
-
-
-def _all_of(helper: str, values: list[ast.expr]) -> ast.Call:
-    """A call that evaluates its operands itself, one after another and as far as needed."""
-    nothing = ast.arguments([], [], None, [], [], None, [])
-    return _call(helper, *(ast.Lambda(nothing, value) for value in values))
-
-
-def _settled(value: Any) -> Any:
-    """What a variable holds: Triton gives a number that is assigned a type."""
-    if value.__class__ is Value:
-        return value
-    if isinstance(value, (bool, int, float)):
-        return as_value(value)
-    return tuple(map(_settled, value)) if value.__class__ is tuple else value
-
-
-def _deciding(decisive: bool, method: str) -> Callable[..., Any]:
-    """``and`` or ``or`` by Triton's rules: a constant decides or is dropped; tensors are combined."""
-
-    def decide(*operands: Callable[[], Any]) -> Any:
-        remaining: list[Value] = []
-        value: Any = None
-        for operand in operands:
-            value = operand()
-            if value.__class__ is Value:
-                remaining.append(value)
-            elif bool(value) is decisive:
-                return value
-        if not remaining:
-            return value
-        result = remaining[0]
-        for each in remaining[1:]:
-            result = getattr(result, method)(each)
-        return result
-
-    return decide
-
-
-def _constant(value: Any) -> Any:
-    """``value.value`` of what was a ``tl.constexpr``: here constants are Python's."""
-    return getattr(value, "value", value)
-
-
-def _negated(value: Any) -> Any:
-    return value.__not__() if value.__class__ is Value else not value
-
-
 def _extreme(name: str) -> Callable[..., Any]:
     """``min`` and ``max`` of Python, which Triton knows for constants and for tensors."""
 
@@ -274,13 +159,6 @@ def _extreme(name: str) -> Callable[..., Any]:
     return function
 
 
-_HELPERS: Final[dict[str, Any]] = {
-    _PREFIX + "settled": _settled,
-    _PREFIX + "both": _deciding(False, "logical_and"),
-    _PREFIX + "either": _deciding(True, "logical_or"),
-    _PREFIX + "negated": _negated,
-    _PREFIX + "constant": _constant,
-}
 _BUILTINS: Final[dict[str, Any]] = {
     "float": float,
     "getattr": getattr,

@@ -67,9 +67,9 @@ class Value:
         return tuple(self.tensor.shape)
 
     def __bool__(self) -> bool:
-        """Raises NotEvaluable for more than a number: Triton has no ``if`` on a block of elements."""
+        """Raises ConditionOnTensor for more than a number: Triton has no ``if`` on a block of elements."""
         if self.tensor.dim():
-            raise ConditionOnTensor("an `if` or `while` on the elements of a tensor")
+            raise ConditionOnTensor("`if` and `while` take no tensor, and Triton compiles none: use tl.where")
         return bool(self.tensor.item())
 
     def __index__(self) -> int:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import torch
 
 from microddp_kernels.evaluate.convert import convert
 from microddp_kernels.evaluate.element_types import INT32, STORAGE, triton_type
-from microddp_kernels.evaluate.errors import NotEvaluable
+from microddp_kernels.evaluate.errors import ConditionOnTensor, NotEvaluable
 from microddp_kernels.evaluate.twin import twin_of
 from microddp_kernels.evaluate.value import Value, as_value
 from microddp_kernels.reduce_op import ReduceOp, Values
@@ -40,37 +41,40 @@ class EvaluatedOp:
 
         Raises:
             NotEvaluable: it cannot be evaluated for these types; the text says why.
+            ConditionOnTensor: it decides by the elements of a tensor, which is wrong everywhere.
             ValueError: the function returns another number of values than there are lanes, or values of another shape.
         """
-        return self._run(self._combine, first, _wrapped(first), _wrapped(second), second)
+        return self._run(self._combine, (first, second), _wrapped(first), _wrapped(second))
 
     def finalize(self, values: Values, world_size: int) -> Values:
         """The finalized fold of ``world_size`` contributions, in new tensors. Raises as ``combine`` does."""
         if self._finalize is None:
             raise ValueError(f"operator {self._op.name!r} has no finalize")
         size = Value(torch.tensor(world_size, dtype=torch.int32), INT32)
-        return self._run(self._finalize, values, _wrapped(values), size)
+        return self._run(self._finalize, (values,), _wrapped(values), size)
 
-    def _run(self, twin: Callable[..., Any], like: Values, first: Any, second: Any, other: Values = ()) -> Values:
+    def _run(self, twin: Callable[..., Any], operands: tuple[Values, ...], first: Any, second: Any) -> Values:
         try:
             found = twin(first, second)
-        except NotEvaluable:
+        except (NotEvaluable, ConditionOnTensor):
             raise
         except Exception as error:
             # The interpreter is the judge of what is wrong in itself and what was only not foreseen here.
             raise NotEvaluable(f"{type(error).__name__}: {error}") from error
+        like = operands[0]
         if not isinstance(like, tuple):
             if isinstance(found, tuple):
                 raise ValueError(f"operator {self._op.name!r} has one lane, but returned {len(found)} values")
-            return self._unwrapped(found, like, 0, like, other)
+            return self._unwrapped(found, like, 0, operands)
         if not isinstance(found, tuple) or len(found) != len(like):
             count = len(found) if isinstance(found, tuple) else 1
             raise ValueError(f"operator {self._op.name!r} has {len(like)} lanes, but returned {count} values")
+        memory = tuple(chain.from_iterable(operands))
         return tuple(
-            self._unwrapped(value, tensor, lane, *like, *other) for lane, (value, tensor) in enumerate(zip(found, like))
+            self._unwrapped(value, tensor, lane, memory) for lane, (value, tensor) in enumerate(zip(found, like))
         )
 
-    def _unwrapped(self, found: Any, like: torch.Tensor, lane: int, *operands: Any) -> torch.Tensor:
+    def _unwrapped(self, found: Any, like: torch.Tensor, lane: int, operands: tuple[Any, ...]) -> torch.Tensor:
         """What a function returned for a lane, as a new tensor of the lane's type and shape."""
         try:
             value = as_value(found)

@@ -21,7 +21,10 @@ from microddp.planner import Choice
 from microddp.schedule import algorithm, algorithm_names, schedule, unregister
 from microddp.transport.base import Counters
 from microddp.work import Work
-from microddp_kernels.reduce_op import ReduceOp
+from microddp_kernels.declare import reduce_op
+from microddp_kernels.lane_operators import premul_sum
+from microddp_kernels.op_registry import op_names
+from microddp_kernels.reduce_op import Lane, ReduceOp
 
 __all__ = [
     "Choice",
@@ -29,6 +32,7 @@ __all__ = [
     "CollectiveTimeoutError",
     "Communicator",
     "Counters",
+    "Lane",
     "MicroddpError",
     "MismatchError",
     "PlanError",
@@ -40,6 +44,9 @@ __all__ = [
     "algorithm",
     "algorithm_names",
     "init",
+    "op_names",
+    "premul_sum",
+    "reduce_op",
     "run_processes",
     "run_threads",
     "schedule",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import microddp_kernels.lane_operators  # noqa: F401 - makes them known by name
 from microddp_kernels.launchers import launcher_for
 from microddp_kernels.operators import get_op, op_names
 from microddp_kernels.reduce_op import CombineSpec, Lane, ReduceOp

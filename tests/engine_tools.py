@@ -18,7 +18,7 @@ from microddp.transport.base import Exchange, Header, Transfer, Transport
 from microddp_kernels.launchers import launcher_for
 from microddp_kernels.launchers.base import Launcher
 from microddp_kernels.operators import get_op
-from microddp_kernels.reduce_op import CombineSpec
+from microddp_kernels.reduce_op import CombineSpec, Values
 
 CPU = torch.device("cpu")
 PATIENCE_S = 20.0
@@ -90,11 +90,17 @@ class StreamLauncher(Launcher):
     def __init__(self) -> None:
         self._eager = launcher_for(CPU)
 
-    def combine(self, out: torch.Tensor, operands: Sequence[torch.Tensor], how: CombineSpec, queue: Any = None) -> Any:
+    def combine(self, out: Values, operands: Sequence[Values], how: CombineSpec, queue: Any = None) -> Any:
         return queue.put(lambda: self._eager.combine(out, operands, how))
 
     def copy(self, out: torch.Tensor, source: torch.Tensor, queue: Any = None) -> Any:
         return queue.put(lambda: self._eager.copy(out, source))
+
+    def pack(self, out: torch.Tensor, sources: Sequence[torch.Tensor], queue: Any = None) -> Any:
+        return queue.put(lambda: self._eager.pack(out, sources))
+
+    def unpack(self, outs: Sequence[torch.Tensor], source: torch.Tensor, queue: Any = None) -> Any:
+        return queue.put(lambda: self._eager.unpack(outs, source))
 
 
 class StreamTransport(Transport):

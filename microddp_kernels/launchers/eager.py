@@ -40,7 +40,7 @@ class EagerLauncher(Launcher):
             TypeError, ValueError: see ``microddp_kernels.launchers.checks``; a function of the operator returns what
                 is no tensor of the right shape.
         """
-        if len(operands) == 2 and how.weights is None and how.divisor is None:
+        if len(operands) == 2 and how.weights is None and how.divisor is None and how.scale is None:
             first, second = operands
             op = how.op
             eager = op.eager

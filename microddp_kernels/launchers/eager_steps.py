@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from microddp_kernels.dtypes import UNSIGNED, dtype_names
+from microddp_kernels.evaluate import NotEvaluable, evaluated
 from microddp_kernels.reduce_op import Lane, ReduceOp, Values
 from microddp_kernels.scratch import block_scratch
 
@@ -113,8 +114,6 @@ def _find_functions(steps: Steps, calls: _Calls) -> None:
 
 def _evaluated(steps: Steps) -> Any:
     """The operator's Triton functions on torch tensors; None if they have no such form."""
-    from microddp_kernels.evaluate import NotEvaluable, evaluated
-
     steps.stops = (NotEvaluable,)
     try:
         return evaluated(steps.op)

@@ -101,7 +101,7 @@ def test_one_operand(launcher: Launcher, name: str, dtype: torch.dtype) -> None:
 
 @on_each_launcher
 @pytest.mark.parametrize("dtype", LEGAL["avg"])
-@pytest.mark.parametrize("count", [2, 3, 5, 8, 9])
+@pytest.mark.parametrize("count", [2, 3, 5, 9])
 def test_means(launcher: Launcher, dtype: torch.dtype, count: int) -> None:
     """Divided and weighted folds of every number of operands, aliasing each operand in turn."""
     operands = [sample(dtype, BLOCK + 3, seed) for seed in range(count)]
@@ -111,7 +111,7 @@ def test_means(launcher: Launcher, dtype: torch.dtype, count: int) -> None:
 
 
 @on_each_launcher
-@pytest.mark.parametrize("count", range(2, 9))
+@pytest.mark.parametrize("count", [2, 3, 5, 8])
 @pytest.mark.parametrize(
     ("dtype", "value"),
     [

@@ -131,6 +131,8 @@ def check_runs(op: ReduceOp) -> None:
     Raises:
         ValueError: it decides by the elements of a tensor, or returns another number of values than it has lanes.
     """
+    from microddp_kernels.evaluate.rewrite import refuses_logic  # needs Triton, which is there if a function is jitted
+
     types = [_tried(lane.dtypes) for lane in op.lanes] or [_tried(op.dtypes)]
     for kind in (0, 1):
         dtypes = [op.accumulation_dtype(each[min(kind, len(each) - 1)]) for each in types]
@@ -138,17 +140,18 @@ def check_runs(op: ReduceOp) -> None:
         sizes: list[tuple[int, ...]] = [(2, 2) if lane.wide else (2, 1) for lane in op.lanes] or [(2,)]
         tensors = tuple(torch.ones(size, dtype=dtype) for size, dtype in zip(sizes, computed))
         values: Values = tensors if op.lanes else tensors[0]
+        token = refuses_logic.set(True)
         try:
             body = evaluated(op)
             body.combine(values, values)
             if op.finalize is not None:
                 body.finalize(values, 2)
         except ConditionOnTensor as error:
-            raise ValueError(
-                f"operator {op.name!r} uses {error}, which Triton does not compile: use tl.where"
-            ) from error
+            raise ValueError(f"operator {op.name!r} uses a construct for one value on many: {error}") from error
         except NotEvaluable:
             continue  # the interpreter can do more
+        finally:
+            refuses_logic.reset(token)
 
 
 def _tried(legal: frozenset[torch.dtype]) -> list[torch.dtype]:

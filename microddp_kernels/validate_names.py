@@ -73,11 +73,10 @@ class _Checker:
         self.done.add(function)
 
     def _check_value(self, function: types.FunctionType, node: ast.expr, value: Any) -> None:
-        name = ast.unparse(node)
         if is_jitted(value) and not _is_language(value.fn.__module__):
             self._check_called(function, node, value.fn)
             return
-        reason = _reason_against(name, value)
+        reason = _reason_against(ast.unparse(node), value)
         if reason:
             raise _refusal(function, node, reason)
 
@@ -105,17 +104,20 @@ def _reason_against(name: str, value: Any) -> str | None:
     from triton.language import constexpr, dtype
     from triton.runtime.jit import ConstexprFunction
 
+    if name in ("max", "min") and value is getattr(builtins, name):
+        return f"uses Python's {name}, which Triton's interpreter gets wrong on tensors: use tl.{name}imum"
     if value is _UNKNOWN:
         return _reason_against_unknown(name)
+    value = value.fn if is_jitted(value) else value
     module = str(getattr(value, "__module__", ""))
     if callable(value) and _is_language(module):
         value = OfLanguage(module, getattr(value, "__name__", ""))
     if isinstance(value, OfLanguage):
         is_refused = value.name in NOT_ELEMENTWISE and not value.module.endswith(".libdevice")
         return _not_elementwise(name, value.name) if is_refused else None
-    if isinstance(value, (types.ModuleType, constexpr, dtype, ConstexprFunction)) or is_jitted(value):
+    if isinstance(value, (types.ModuleType, constexpr, dtype, ConstexprFunction)):
         return None
-    if getattr(value, "__triton_aggregate__", False) or hasattr(value, "_fields"):
+    if module == "builtins" or getattr(value, "__triton_aggregate__", False) or hasattr(value, "_fields"):
         return None
     if isinstance(value, ReduceOp):
         return (
@@ -215,7 +217,7 @@ def resolved(node: ast.expr, known: Mapping[str, Any], local: set[str]) -> tuple
     if not isinstance(node, ast.Name) or node.id in local:
         return None
     if node.id not in known:
-        return None if node.id in _BUILTINS else (node, _UNKNOWN)
+        return (node, getattr(builtins, node.id)) if node.id in _BUILTINS else (node, _UNKNOWN)
     at: ast.expr = node
     value = known[node.id]
     for part in parts:

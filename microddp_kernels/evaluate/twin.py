@@ -119,7 +119,8 @@ def _replaced(value: Any) -> Any:
         return value.value
     if isinstance(value, types.ModuleType):
         return _Namespace(value)
-    module, name = getattr(value, "__module__", None), getattr(value, "__name__", "")
+    function = value.fn if is_jitted(value) else value
+    module, name = getattr(function, "__module__", None), getattr(function, "__name__", "")
     if isinstance(module, str) and _is_language(module) and callable(value):
         return _postponed(_of_language, module, name, value)
     if is_jitted(value):

@@ -11,6 +11,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import triton
@@ -28,19 +29,19 @@ Lanes = tuple[torch.Tensor, ...]
 
 @reduce_op(commutative=True, name="bench_absmax")
 @triton.jit
-def largest(a, b):
+def largest(a: Any, b: Any) -> Any:
     return tl.maximum(tl.abs(a), tl.abs(b), propagate_nan=tl.PropagateNan.ALL)
 
 
 @reduce_op(commutative=True, name="bench_hypot")
 @triton.jit
-def hypotenuse(a, b):
+def hypotenuse(a: Any, b: Any) -> Any:
     return tl.sqrt(a * a + b * b)
 
 
 @reduce_op(commutative=True, name="bench_logaddexp")
 @triton.jit
-def log_add_exp(a, b):
+def log_add_exp(a: Any, b: Any) -> Any:
     high = tl.maximum(a, b)
     return high + tl.log(tl.exp(a - high) + tl.exp(b - high))
 

@@ -32,11 +32,11 @@ def make_plan(name: str, rank: int, world_size: int, numel: int, *, order: str |
     return hoist(plan) if is_hoisted else plan
 
 
-def run_sum(engine: Engine, plan: Plan, data: torch.Tensor, sequence: int = 0, **options: Any) -> None:
-    """One sum through ``engine``, on poisoned staging."""
+def run_sum(engine: Engine, plan: Plan, data: Values, sequence: int = 0, *, op: str = "sum", **options: Any) -> None:
+    """One sum (or other ``op``) through ``engine``, on poisoned staging."""
     engine.pool.poison()
     header = Header(sequence, "all_reduce", "any", "sum", "float32", (plan.numel,), 0, 64)
-    engine.run(plan, data, get_op("sum"), header, time.monotonic() + PATIENCE_S, **options)
+    engine.run(plan, data, get_op(op), header, time.monotonic() + PATIENCE_S, **options)
 
 
 def make_engine(transport: Transport, launcher: Launcher | None = None) -> Engine:

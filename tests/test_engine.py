@@ -7,12 +7,14 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from microddp.plan.dependencies import ancestors
-from microddp.plan.instructions import is_transfer
+from microddp.plan.instructions import Plan, is_transfer
 from microddp.plan.issue import host_issues
+from microddp.staging import LaneTypes
 from microddp.transport.base import Exchange, Header, Transfer, Transport
 from microddp.transport.thread import ThreadTransport, run_thread_ranks
 from microddp_kernels.launchers import launcher_for
@@ -120,6 +122,40 @@ def test_streams_get_the_same_sums_by_events_alone(name: str, order: str | None,
 
     for data in run_thread_ranks(body, world_size):
         assert torch.equal(data.double(), total(world_size, numel))
+
+
+@pytest.mark.parametrize(("name", "order"), ALL_REDUCES)
+def test_streams_convert_to_the_wire_type_and_move_all_lanes(name: str, order: str | None) -> None:
+    """With the events alone, as above: a sum that travels as float64, and argmax over values and indices."""
+    world_size, numel = 3, 103
+    float32, float64, int64 = torch.float32, torch.float64, torch.int64
+    as_float64 = (LaneTypes(float32, float64, float64),)
+    as_they_are = (LaneTypes(float32, float32, float32), LaneTypes(int64, int64, int64))
+
+    def body(host: ThreadTransport) -> tuple[torch.Tensor, ...]:
+        transport, kernels = StreamTransport(host), Stream()
+        engine = make_engine(transport, StreamLauncher())
+        data = digits(host.rank, numel)
+        values = torch.from_numpy(np.random.default_rng(host.rank).integers(0, 5, numel)).float()
+        indices = torch.full((numel,), host.rank)
+        plan = make_plan(name, host.rank, world_size, numel, order=order, is_hoisted=False, wire=True)
+        run_sum(engine, plan, data, 0, types=as_float64, queue=kernels)
+        await_all([kernels.put(lambda: None), transport.stream.put(lambda: None)])  # staging is poisoned from the host
+        run_sum(engine, plan_of_lanes(host.rank), (values, indices), 1, types=as_they_are, queue=kernels, op="argmax")
+        await_all([kernels.put(lambda: None), transport.stream.put(lambda: None)])
+        assert transport.stream.error is None and kernels.error is None
+        transport.close()
+        kernels.close()
+        return data, values, indices
+
+    def plan_of_lanes(rank: int) -> Plan:
+        return make_plan(name, rank, world_size, numel, order=order, is_hoisted=False)
+
+    contributions = [np.random.default_rng(rank).integers(0, 5, numel) for rank in range(world_size)]
+    for data, values, indices in run_thread_ranks(body, world_size):
+        assert torch.equal(data.double(), total(world_size, numel))
+        assert indices.tolist() == np.argmax(contributions, axis=0).tolist()
+        assert values.tolist() == np.max(contributions, axis=0).tolist()
 
 
 def test_views_are_kept_while_the_tensor_lives_and_made_anew_when_it_moves() -> None:

@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import torch
-
 from microddp_kernels.inspection.facts import Case, KernelFacts
-from microddp_kernels.inspection.launches import Launch, PlayedGpu, launch_case
-from microddp_kernels.inspection.ptx import count_fused, parse_kernel
+from microddp_kernels.inspection.fused import count_fused
+from microddp_kernels.inspection.launches import Launch, Moved, PlayedGpu, launch_case
+from microddp_kernels.inspection.ptx import Kernel, parse_kernel
 from microddp_kernels.inspection.sass import Signature, disassemble, resources, shortest_way
 from microddp_kernels.inspection.trace import Access, Untraceable, trace
 
@@ -38,15 +37,17 @@ def inspect_case(gpu: PlayedGpu, case: Case, *, read_sass: bool) -> KernelFacts:
     rows = _EVEN_NUMEL / even.grid[0]
     launch, moved = launch_case(gpu, case, _NUMEL)
     kernel = launch.kernel.warmup(*launch.arguments, grid=launch.grid, **launch.options)
-    minimum = sum(each.nbytes for each in moved) / _NUMEL
+    minimum = sum(each.tensor.nbytes for each in moved) / _NUMEL
+    ptx = parse_kernel(kernel.asm["ptx"])
     num_threads = 32 * kernel.metadata.num_warps
     try:
-        accesses, untraced = _accesses(kernel, launch, num_threads), ""
+        accesses, untraced = _accesses(kernel, ptx, launch, num_threads), ""
     except Untraceable as reason:
         accesses, untraced = [], str(reason)
-    of_tensors = [(each, place) for each in accesses if (place := _tensor_of(each, moved)) is not None]
-    stored = sum(each.distinct_nbytes for each, _ in of_tensors if each.is_store)
-    fused, asked = count_fused(kernel.asm["ptx"], kernel.asm["llir"])
+    placed = [(each, place) for each in accesses if (place := _tensor_of(each, moved)) is not None]
+    judged = [each for each, place in placed if moved[place].is_judged]
+    stored = sum(each.distinct_nbytes for each, _ in placed if each.is_store)
+    fused, contracted = count_fused(ptx, kernel.asm["llir"])
     with tempfile.TemporaryDirectory() as folder:
         cubin = Path(folder) / "kernel.cubin"
         cubin.write_bytes(kernel.asm["cubin"])
@@ -62,20 +63,22 @@ def inspect_case(gpu: PlayedGpu, case: Case, *, read_sass: bool) -> KernelFacts:
         spills=None if code is None else sum(each.name in ("LDL", "STL") for each in code),
         stack=occupied.stack,
         shared=max(occupied.shared, kernel.metadata.shared),
-        load_bits=_narrowest([each for each, _ in of_tensors if not each.is_store]),
-        store_bits=_narrowest([each for each, _ in of_tensors if each.is_store]),
-        narrow=_num_narrow(of_tensors),
-        bytes_per_element=sum(each.distinct_nbytes for each, _ in of_tensors) / rows,
-        minimum_bytes=round(minimum, 3),
+        load_bits=_narrowest([each for each in judged if not each.is_store]),
+        store_bits=_narrowest([each for each in judged if each.is_store]),
+        narrow=_num_narrow([(each, place) for each, place in placed if moved[place].is_judged]),
+        bytes_per_element=sum(each.distinct_nbytes for each, _ in placed) / rows,
+        minimum_bytes=minimum,
+        moves_minimum=sum(each.distinct_nbytes for each in judged) / rows
+        == sum(each.tensor.nbytes for each in moved if each.is_judged) / _NUMEL,
         instructions_per_16_bytes=None if count is None else round(count / (stored_per_thread / 16), 2),
         whole_kernel=code is not None and way is None,
         fused=fused,
-        contracted=max(0, fused - asked),
+        contracted=contracted,
         untraced=untraced,
     )
 
 
-def _accesses(kernel: Any, launch: Launch, num_threads: int) -> list[Access]:
+def _accesses(kernel: Any, ptx: Kernel, launch: Launch, num_threads: int) -> list[Access]:
     """What the second program asks for, which is neither the first nor the last, and whose block is full."""
     by_name = {**dict(zip(launch.kernel.arg_names, launch.arguments)), **launch.options}
     arguments: list[int | None] = []
@@ -83,7 +86,7 @@ def _accesses(kernel: Any, launch: Launch, num_threads: int) -> list[Access]:
     for name, kind in kernel.src.signature.items():
         _flatten(kind, by_name[name], arguments, tables)
     return trace(
-        parse_kernel(kernel.asm["ptx"]),
+        ptx,
         arguments,
         num_threads=num_threads,
         program=1,
@@ -105,10 +108,10 @@ def _flatten(kind: Any, value: Any, arguments: list[int | None], tables: dict[in
         arguments.append(int(value) if kind[0] in "iu" else None)
 
 
-def _tensor_of(access: Access, moved: Sequence[torch.Tensor]) -> int | None:
+def _tensor_of(access: Access, moved: Sequence[Moved]) -> int | None:
     """Which of the tensors is accessed; None: a table."""
-    for index, tensor in enumerate(moved):
-        if 0 <= access.addresses[0] - tensor.data_ptr() < tensor.nbytes:
+    for index, each in enumerate(moved):
+        if 0 <= access.addresses[0] - each.tensor.data_ptr() < each.tensor.nbytes:
             return index
     return None
 

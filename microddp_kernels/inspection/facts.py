@@ -64,6 +64,7 @@ class KernelFacts:
         bytes_per_element: of global memory asked for, per element of the first lane (a row, if a lane is wide). What
             the threads of one instruction ask for twice counts once, what two instructions ask for counts twice.
         minimum_bytes: the same if every operand is read once and the result written once.
+        moves_minimum: whether that is so. If a lane is wide, only wide lanes are judged in this and in ``narrow``.
         instructions_per_16_bytes: machine instructions of a thread for 16 bytes that it stores; None: not read.
         whole_kernel: the instructions are those of the whole kernel, because the way through a full block could not be
             told apart.
@@ -83,6 +84,7 @@ class KernelFacts:
     narrow: int
     bytes_per_element: float
     minimum_bytes: float
+    moves_minimum: bool
     instructions_per_16_bytes: float | None
     whole_kernel: bool
     fused: int
@@ -109,7 +111,7 @@ class KernelFacts:
             yield f"{self.stack} bytes of stack"
         if self.contracted:
             yield f"{self.contracted} contracted multiply-adds"
-        if not self.untraced and self.bytes_per_element != self.minimum_bytes:
+        if not self.untraced and not self.moves_minimum:
             yield f"moves {self.bytes_per_element:g} bytes an element, not {self.minimum_bytes:g}"
 
     def as_dict(self) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from microddp_kernels.launchers import compiled
 from microddp_kernels.launchers.checks import lanes_of
 from microddp_kernels.reduce_op import CombineSpec, ReduceOp, Values
 
-__all__ = ["Launch", "PlayedGpu", "launch_case"]
+__all__ = ["Launch", "Moved", "PlayedGpu", "launch_case"]
 
 _WIDTH: Final = 64
 """Elements of a row of a wide lane."""
@@ -80,15 +80,30 @@ class PlayedGpu:
 
         JITFunction.run = played_run
         vars(compiled)["check_devices"] = _check_nothing
-        for name in ("device", "stream"):
-            setattr(torch.cuda, name, _no_context)
-        torch.cuda.Event = _PlayedEvent  # type: ignore[misc,assignment]
-        torch.cuda.get_device_capability = lambda device=None: divmod(self.arch, 10)
+        vars(torch.cuda).update(
+            device=_no_context,
+            stream=_no_context,
+            current_stream=_PlayedStream,
+            Event=_PlayedEvent,
+            get_device_capability=lambda device=None: divmod(self.arch, 10),
+        )
+
+    def turn_into(self, arch: int) -> None:
+        """From here on it is a GPU of another architecture, of which nothing is remembered."""
+        self.arch, self.launches = arch, []
+        for each in vars(compiled).values():
+            if hasattr(each, "cache_clear"):
+                each.cache_clear()
 
 
 class _PlayedEvent:
     def record(self, stream: Any = None) -> None:
         """Nothing runs, so nothing ends."""
+
+
+class _PlayedStream:
+    def __init__(self, device: Any = None) -> None:
+        self.cuda_stream = 0
 
 
 def _no_context(which: Any = None) -> contextlib.AbstractContextManager[None]:
@@ -99,14 +114,24 @@ def _check_nothing(launcher: str, device_type: str, *tensors: torch.Tensor) -> N
     """In place of the check that all tensors are on a GPU."""
 
 
-def launch_case(gpu: PlayedGpu, case: Case, numel: int) -> tuple[Launch, list[torch.Tensor]]:
-    """What the launcher launches for ``numel`` elements, and the tensors that it moves.
+@dataclass(frozen=True, slots=True, eq=False)
+class Moved:
+    """A tensor that a kernel reads or writes; ``is_judged``: the rules hold for it."""
+
+    tensor: torch.Tensor
+    is_judged: bool
+
+
+def launch_case(gpu: PlayedGpu, case: Case, numel: int) -> tuple[Launch, list[Moved]]:
+    """What the launcher launches for ``numel`` elements (rows, if a lane is wide), and the tensors that it moves.
+
+    If a lane is wide, the others are not judged: they are few bytes, and a thread has them element by element.
 
     Raises:
         TypeError, ValueError: the launcher refuses.
         RuntimeError: it launches no kernel, or several.
     """
-    gpu.arch, gpu.launches = case.arch, []
+    gpu.turn_into(case.arch)
     op = load_operator(case.operator) if case.operator else None
     dtypes = tuple(DTYPES[name] for name in case.dtypes)
     if ":" in case.kernel:
@@ -117,7 +142,8 @@ def launch_case(gpu: PlayedGpu, case: Case, numel: int) -> tuple[Launch, list[to
     moved = play(compiled.CompiledLauncher(), op, dtypes, numel)
     if len(gpu.launches) != 1:
         raise RuntimeError(f"{case.text}: expected one launch, found {len(gpu.launches)}")
-    return gpu.launches[0], list(moved)
+    has_wide = op is not None and any(lane.wide for lane in op.lanes)
+    return gpu.launches[0], [Moved(each, not has_wide or each.numel() > numel) for each in moved]
 
 
 def _values(op: ReduceOp, dtypes: tuple[torch.dtype, ...], numel: int) -> Values:

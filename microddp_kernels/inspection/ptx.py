@@ -1,20 +1,16 @@
-"""Reads PTX: the statements of a kernel in order, where its labels stand, and its floating-point fused operations."""
+"""Reads PTX: the statements of a kernel in order, and where its labels stand."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 
-__all__ = ["Kernel", "Statement", "count_fused", "parse_kernel"]
+__all__ = ["Kernel", "Statement", "parse_kernel"]
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _DIRECTIVE_LINE = re.compile(r"^\s*\.(?:loc|file|section|pragma)\b[^\n]*$", re.MULTILINE)
 _LABEL = re.compile(r"^([$%\w]+):(?!:)\s*")
 _STATEMENT = re.compile(r"^(?:@(!?)(%\w+)\s+)?([a-z][\w.:]*)\s*(.*)$", re.DOTALL)
-_FUSED = re.compile(r"\b(?:fma|mad)(?:\.\w+)*\.(f16x2|bf16x2|f32x2|f16|bf16|f32|f64)\b")
-_FUSED_IN_LLVM = re.compile(
-    r"= (?:tail |musttail |notail )?call [^@\n]*?(<(\d+) x [^>]+>|\S+) @llvm\.(?:nvvm\.)?(?:fma|fmuladd)\."
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,14 +96,3 @@ def _operands(text: str) -> tuple[str, ...]:
         else:
             parts[-1] += character
     return tuple(each for part in parts if (each := part.strip()))
-
-
-def count_fused(ptx: str, llvm_ir: str) -> tuple[int, int]:
-    """The fused multiply-adds of floats in the PTX, and how many of them the LLVM IR asks for by name.
-
-    A vector counts as its elements. Those asked for come from ``tl.fma`` or from a library function (a logarithm, say);
-    what is beyond them has been contracted out of a multiplication and an addition.
-    """
-    in_ptx = sum(2 if found[1].endswith("x2") else 1 for found in _FUSED.finditer(_COMMENT.sub("", ptx)))
-    asked = sum(int(found[2] or 1) for found in _FUSED_IN_LLVM.finditer(llvm_ir))
-    return in_ptx, asked

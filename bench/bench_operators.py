@@ -30,42 +30,50 @@ Lanes = tuple[torch.Tensor, ...]
 @reduce_op(commutative=True, name="bench_absmax")
 @triton.jit
 def largest(a: Any, b: Any) -> Any:
+    """The larger magnitude."""
     return tl.maximum(tl.abs(a), tl.abs(b), propagate_nan=tl.PropagateNan.ALL)
 
 
 @reduce_op(commutative=True, name="bench_hypot")
 @triton.jit
 def hypotenuse(a: Any, b: Any) -> Any:
+    """The root of the sum of squares."""
     return tl.sqrt(a * a + b * b)
 
 
 @reduce_op(commutative=True, name="bench_logaddexp")
 @triton.jit
 def log_add_exp(a: Any, b: Any) -> Any:
+    """log(exp(a) + exp(b))."""
     high = tl.maximum(a, b)
     return high + tl.log(tl.exp(a - high) + tl.exp(b - high))
 
 
 def largest_in_torch(a: Tensor, b: Tensor, out: Tensor) -> None:
+    """``largest`` on whole tensors."""
     torch.maximum(a.abs(), b.abs(), out=out)
 
 
 def hypotenuse_in_torch(a: Tensor, b: Tensor, out: Tensor) -> None:
+    """``hypotenuse`` on whole tensors."""
     torch.sqrt(a * a + b * b, out=out)
 
 
 def log_add_exp_in_torch(a: Tensor, b: Tensor, out: Tensor) -> None:
+    """``log_add_exp`` on whole tensors."""
     high = torch.maximum(a, b)
     torch.add(high, torch.log(torch.exp(a - high) + torch.exp(b - high)), out=out)
 
 
 def argmax_in_torch(a: Lanes, b: Lanes, out: Lanes) -> None:
+    """The larger value and its index, ties to the lower one; unlike the operator it does not look for NaN."""
     later = (b[0] > a[0]) | ((b[0] == a[0]) & (b[1] < a[1]))
     torch.where(later, b[0], a[0], out=out[0])
     torch.where(later, b[1], a[1], out=out[1])
 
 
 def seconds(call: Callable[[], object]) -> float:
+    """How long a call takes."""
     start = time.perf_counter()
     call()
     return time.perf_counter() - start
@@ -81,6 +89,7 @@ def compare(name: str, ours: Callable[[], object], theirs: Callable[[], object])
 
 
 def compare_one_lane(op: ReduceOp, formula: Callable[[Tensor, Tensor, Tensor], None], numel: int) -> None:
+    """Compares one operator with its formula, in speed and in value."""
     a, b, out = torch.randn(numel), torch.randn(numel), torch.empty(numel)
     launcher, spec = launcher_for(a.device), CombineSpec(op)
     compare(op.name, lambda: launcher.combine(out, [a, b], spec), lambda: formula(a, b, out))
@@ -91,6 +100,7 @@ def compare_one_lane(op: ReduceOp, formula: Callable[[Tensor, Tensor, Tensor], N
 
 
 def compare_argmax(numel: int) -> None:
+    """Compares the shipped operator of two lanes with its formula."""
     a, b, out = ((torch.randn(numel), torch.randint(0, numel, (numel,))) for _ in range(3))
     launcher, spec = launcher_for(a[0].device), CombineSpec(get_op("argmax"))
     compare("argmax", lambda: launcher.combine(out, [a, b], spec), lambda: argmax_in_torch(a, b, out))

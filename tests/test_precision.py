@@ -1,4 +1,4 @@
-"""How far 16-bit sums over 8 ranks are from the exact ones: rounded at each hop, travelling as float32, rounded once."""
+"""How far bfloat16 sums of 8 ranks are from the exact ones: rounded at each hop, sent as float32, rounded once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``order="rank"``: one result, bit for bit, whatever the algorithm and the slicing, equal to a fold computed in NumPy."""
+"""``order="rank"``: the same bits whatever the algorithm and the slicing, equal to a fold computed in NumPy."""
 
 from __future__ import annotations
 

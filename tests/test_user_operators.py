@@ -50,9 +50,9 @@ def users_operators(transport: Transport) -> Results:
             values = contribution(rank).float()
             three = torch.full_like(values, rank + 1.0), values.clone(), values.square().double()
             found["moments", algorithm] = comm.all_reduce(three, user_operators.moments, algorithm)
-        for algorithm, order in (("naive", None), ("direct", None), ("full_ring", "rank"), (None, None)):
+        for name, order in (("naive", None), ("direct", None), ("full_ring", "rank"), (None, None)):
             four = tuple(contribution(rank, salt) for salt in range(4))
-            found["matrix_product", algorithm] = comm.all_reduce(four, "matrix_product", algorithm, order)
+            found["matrix_product", name] = comm.all_reduce(four, "matrix_product", name, order)
         comm.barrier()
     return found
 

@@ -92,7 +92,7 @@ REFUSALS = {
     ),
     "unknown wire": Refusal(lambda c: c.all_reduce(ones(3), wire_dtype="float12"), TypeError, ("float12", "dtype")),
     "wire 16": Refusal(lambda c: c.reduce(ones(3), wire_dtype=16), TypeError, ("wire_dtype", "16")),  # type: ignore[call-overload]
-    "one tensor for two lanes": Refusal(lambda c: c.all_reduce(ones(3), op=pairs), TypeError, ("value, index", "tuple")),
+    "one tensor for lanes": Refusal(lambda c: c.all_reduce(ones(3), op=pairs), TypeError, ("value, index", "tuple")),
     "three tensors for two lanes": Refusal(
         lambda c: c.all_reduce((ones(3),) * 3, op=pairs), ValueError, ("value, index", "got 3")
     ),

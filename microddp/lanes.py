@@ -88,9 +88,8 @@ def lane_types(
     found = []
     for dtype, width in zip(dtypes, widths):
         travels = wire or dtype
-        wide = travels
-        if op is not None:
-            wide = max((op.accumulation_dtype(each) for each in (dtype, travels)), key=lambda each: each.itemsize)
+        # In rank order all operands are of the type that travels: launchers fold them in its accumulation type.
+        wide = travels if op is None else op.accumulation_dtype(travels)
         found.append(LaneTypes(dtype, travels, wide, width))
     return tuple(found)
 

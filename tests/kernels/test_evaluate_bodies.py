@@ -180,6 +180,18 @@ def test_a_condition_on_elements_is_wrong_everywhere() -> None:
         evaluate(op_of(user_ops.mean), one, one)
 
 
+def test_a_function_inside_another_with_a_helper_beside_it() -> None:
+    @triton.jit
+    def doubled(value):  # type: ignore[no-untyped-def]
+        return value * 2
+
+    @triton.jit
+    def inner(a, b):  # type: ignore[no-untyped-def]
+        return doubled(a) + b
+
+    assert evaluate(op_of(inner), torch.ones(2), torch.ones(2)).tolist() == [3.0, 3.0]
+
+
 def test_operators_by_name_and_empty_operands() -> None:
     op = op_of(KernelFunction("tests.kernels.user_ops", "largest"))
     found = evaluate(op, torch.empty(0), torch.empty(0))

@@ -182,7 +182,9 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.is_inference():
         with torch.inference_mode(False):
             fresh = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-            return fresh.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())
+            fresh.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())
+            fresh = fresh.conj() if tensor.is_conj() else fresh  # a storage knows nothing of either
+            return torch._neg_view(fresh) if tensor.is_neg() else fresh
     return tensor.detach() if tensor.requires_grad else tensor
 
 

@@ -110,10 +110,11 @@ def _require_same(
 
 
 def _tolerance(case: Case, lane: int, operands: Sequence[Lanes], results: Sequence[Lanes], ulps: float) -> Array:
-    """So many units of the accumulation type at the largest value involved; and the next value that can be stored."""
+    """So many units of the accumulation type at the largest value, each combine; and the next value that is stored."""
+    ulps *= max(1, len(operands) - 1)
     stored, accumulation = case.dtypes[lane], case.accumulation[lane]
     values = case.columns(results, lane)
-    tolerance: Array = ulps * ulp(magnitude([*values, *case.columns(operands, lane)]), accumulation)
+    tolerance: Array = ulps * ulp(magnitude([*values, *case.columns(operands, lane)]), case.coarsest)
     if stored != accumulation:
         tolerance += 2 * half_ulp(magnitude(values), stored)
     return tolerance

@@ -67,6 +67,12 @@ class Case:
         self.law_operands = self.widened(self.operands if same else self._draw(narrower))
 
     @property
+    def coarsest(self) -> torch.dtype:
+        """The float type in which the least is kept of what is computed: lanes may depend on each other."""
+        kinds = [dtype for lane, dtype in enumerate(self.accumulation) if lane in self.float_lanes]
+        return max(kinds, key=lambda dtype: torch.finfo(dtype).eps)
+
+    @property
     def is_plain(self) -> bool:
         """A single lane of real numbers."""
         return not self.op.lanes and not self.dtypes[0].is_complex

@@ -60,11 +60,12 @@ def check_operator(
             operator declares; for several lanes every type of each lane, beside one choice of the others.
         samples: ``samples(random, numel, dtypes)`` returns that many valid operands (a 1-D tensor, or a tuple of them,
             one a lane, a wide lane row after row) for an operator that is defined on some states only. It is called
-            for as few as 16.
+            for as few as 16 (8 with a wide lane), whose combinations are all tried.
         seed: of the random operands.
-        numel: how many random operands, beside the 4096 combinations of 16.
-        max_ulps: by how many units in the last place of the accumulation type launchers may differ, at the largest
-            value involved. None: 0, or 4 if the operator calls functions that no rule says how to round, such as exp.
+        numel: how many random operands, beside the 4096 combinations of 16 (512 of 8 with a wide lane).
+        max_ulps: by how many units in the last place of the accumulation type launchers may differ for each combine, at
+            the largest value involved. None: 0, or 4 if the operator calls functions whose rounding no rule fixes, such
+            as exp.
         zero_signs: whether -0.0 and 0.0 are different results. None: between launchers they are, in laws for a single
             lane of real numbers.
         rtol: see above.
@@ -94,8 +95,8 @@ def check_operator(
     records: list[CheckRecord] = []
     for each in combinations:
         case = Case(op, each, runners, settings, samples, records)
-        check_laws(case)
         check_nan_claim(case)
+        check_laws(case)
         check_agreement(case)
     notes = tuple(note for runner in runners for note in runner.notes)
     return OperatorReport(op.name, seed, tuple(records), notes)

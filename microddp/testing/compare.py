@@ -38,7 +38,8 @@ def half_ulp(values: Array, dtype: torch.dtype) -> Array:
 def differs(left: Lanes, right: Lanes, count: int, tolerances: Sequence[Array | None], zero_signs: bool) -> Array:
     """For each of ``count`` rows, whether any lane differs by more than its tolerance (None: at all).
 
-    NaN equals NaN, whatever its payload; infinities equal themselves only; with ``zero_signs`` -0.0 is not 0.0.
+    NaN equals NaN, whatever its payload; an infinity equals itself, and within a tolerance what nearly overflows;
+    with ``zero_signs`` -0.0 is not 0.0.
     """
     rows = np.zeros(count, dtype=bool)
     for first, second, tolerance in zip(left, right, tolerances):
@@ -50,8 +51,8 @@ def differs(left: Lanes, right: Lanes, count: int, tolerances: Sequence[Array | 
             same |= np.isnan(one) & np.isnan(two)
             if tolerance is not None:
                 with np.errstate(invalid="ignore", over="ignore"):
-                    is_near = np.abs(one - two) <= tolerance
-                same |= is_near & np.isfinite(one) & np.isfinite(two) & ((one != 0) | (two != 0))
+                    near, other = limited(one, two, first.dtype)
+                    same |= (np.abs(near - other) <= tolerance) & ((one != 0) | (two != 0))
         rows |= ~same.all(axis=1)
     return rows
 
@@ -64,7 +65,7 @@ def limited(stored: Array, exact: Array, dtype: torch.dtype) -> tuple[Array, Arr
     info = torch.finfo(dtype)
     limit = info.max + float(ulp(np.array([info.max]), dtype)[0])
     if dtype in WITHOUT_INFINITY:
-        overflows = np.isnan(stored) & (np.abs(exact) > info.max)
+        overflows = np.isnan(stored) & (np.abs(exact) >= info.max)
         stored = np.where(overflows, np.sign(exact) * limit, stored)
     return np.clip(stored, -limit, limit), np.clip(exact, -limit, limit)
 

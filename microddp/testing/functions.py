@@ -12,9 +12,9 @@ __all__ = ["is_exactly_rounded"]
 
 _ROUGHLY_ROUNDED: Final = frozenset(
     {"cos", "erf", "exp", "exp2", "fast_dividef", "fast_expf", "fdiv", "libdevice", "log", "log2"}
-    | {"rsqrt", "sigmoid", "sin", "softmax", "tanh", "math"}
+    | {"rsqrt", "sigmoid", "sin", "softmax", "sqrt", "tanh", "math"}
 )
-_ROUGHLY_ROUNDED_ON_A_GPU: Final = frozenset({"/", "sqrt"})
+_ROUGHLY_ROUNDED_ON_A_GPU: Final = frozenset({"/"})
 
 
 def is_exactly_rounded(op: ReduceOp, launcher: str) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import torch
 
 from microddp.testing.case import Case
 from microddp.testing.compare import half_ulp, limited, magnitude, ulp
@@ -17,6 +18,10 @@ __all__ = ["check_rounding"]
 
 _ROUNDINGS: Final = 8.0
 """Units in the last place of the accumulation type that a combine function of a few operations may lose."""
+
+
+_NOISE: Final = 16.0
+"""Units in the last place by which operands are moved, to see how much a result depends on them."""
 
 
 @dataclass(frozen=True)
@@ -62,17 +67,13 @@ def check_rounding(
 
 
 def _spread(case: Case, few: _Comparison, compute: Callable[[Sequence[Lanes]], Lanes]) -> dict[int, Array]:
-    noise = max(float(np.finfo(_numpy_name(dtype)).eps) for dtype in case.accumulation if is_float(dtype))
+    noise = _NOISE * torch.finfo(case.coarsest).eps
     operands = case.widened(few.operands)
 
     def evaluate(touch: Callable[[Lanes], Lanes]) -> list[Lanes]:
         return [compute([touch(lanes) for lanes in operands])]
 
     return spread_of(case, [few.exact], evaluate, noise)
-
-
-def _numpy_name(dtype: object) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _differs(case: Case, given: _Comparison, spread: dict[int, Array]) -> Array:
@@ -94,10 +95,10 @@ def _lane_differs(case: Case, lane: int, given: _Comparison, more: Array | float
     with np.errstate(invalid="ignore", over="ignore"):
         stored, exact = limited(stored, exact, dtype)
     scale = magnitude([exact, *case.columns(given.operands, lane)])
-    tolerance = _ROUNDINGS * max(1.0, case.settings.max_ulps or 0.0) * ulp(scale, accumulation) + more
+    tolerance = _ROUNDINGS * max(1.0, case.settings.max_ulps or 0.0) * ulp(scale, case.coarsest) + more
     if dtype != accumulation:
         tolerance = tolerance + half_ulp(magnitude([exact]), dtype)
-    same = np.isnan(stored) & np.isnan(exact)
+    same = (stored == exact) | np.isnan(stored) & np.isnan(exact)
     with np.errstate(invalid="ignore"):
         same |= np.abs(stored - exact) <= tolerance
     if case.settings.zero_signs is not False:
@@ -113,8 +114,8 @@ def _leaves_the_range(case: Case, given: _Comparison) -> Array:
     is_small: Array = np.zeros(count, dtype=bool)
     is_lost: Array = np.zeros(count, dtype=bool)
     for lane in case.float_lanes:
-        info = np.finfo(_numpy_name(case.accumulation[lane]))
-        highest, lowest = float(info.max) ** 0.5 / 16, float(info.tiny) ** 0.5 * 16
+        info = torch.finfo(case.accumulation[lane])
+        highest, lowest = info.max**0.5 / 16, info.smallest_normal**0.5 * 16
         for values in case.columns(given.operands, lane):
             sizes = np.abs(np.where(np.isfinite(values), values, 0.0))
             is_large |= (sizes > highest).any(axis=1)

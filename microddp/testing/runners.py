@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Sequence
+from typing import Final
 
 import torch
 
@@ -16,7 +17,10 @@ from microddp_kernels.reduce_op import CombineSpec, ReduceOp
 
 __all__ = ["Runner", "names_of", "on_every_type", "runners_named"]
 
-_EVERY_TYPE = FLOATS | FLOATS8 | INTEGERS | UNSIGNED | BOOL | COMPLEX
+_POISON: Final = 0x5A
+"""As a byte of any float: a large value."""
+
+_EVERY_TYPE: Final = FLOATS | FLOATS8 | INTEGERS | UNSIGNED | BOOL | COMPLEX
 
 
 def on_every_type(op: ReduceOp) -> ReduceOp:
@@ -122,4 +126,4 @@ def _poisoned(numel: int, dtype: torch.dtype, device: torch.device) -> torch.Ten
     """Memory that shows where nothing was written."""
     if dtype == torch.bool:
         return torch.zeros(numel, dtype=dtype, device=device)
-    return torch.full((numel * dtype.itemsize,), 0xA5, dtype=torch.uint8, device=device).view(dtype)
+    return torch.full((numel * dtype.itemsize,), _POISON, dtype=torch.uint8, device=device).view(dtype)

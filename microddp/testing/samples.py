@@ -22,6 +22,9 @@ NUM_OPERANDS: Final = 4
 _POOL: Final = 16
 """Every combination of three of so many states is tried."""
 
+_POOL_OF_ROWS: Final = 8
+"""The same for operators with a wide lane, which take longer."""
+
 _WIDTH: Final = 3
 """Elements a row of a wide lane."""
 
@@ -35,9 +38,10 @@ def draw_operands(
         TypeError, ValueError: what ``samples`` returned is not what the operator takes.
     """
     random = np.random.default_rng(seed)
-    pool = _states(op, samples, random, _POOL, dtypes)
-    first, second, third = (axis.reshape(-1) for axis in np.indices((_POOL,) * 3))
-    fourth = (first + 2 * second + 3 * third) % _POOL
+    size = _POOL_OF_ROWS if any(lane.wide for lane in op.lanes) else _POOL
+    pool = _states(op, samples, random, size, dtypes)
+    first, second, third = (axis.reshape(-1) for axis in np.indices((size,) * 3))
+    fourth = (first + 2 * second + 3 * third) % size
     others = [_states(op, samples, random, numel, dtypes) for _ in range(NUM_OPERANDS)]
     parts = []
     for rows, lanes in zip((first, second, third, fourth), others):
@@ -45,7 +49,7 @@ def draw_operands(
         mixed = joined([lanes, others[0], pool])
         own = np.arange(numel)
         choice = random.integers(0, 8, numel)
-        chosen = np.where(choice == 0, own + numel, np.where(choice == 1, 2 * numel + own % _POOL, own))
+        chosen = np.where(choice == 0, own + numel, np.where(choice == 1, 2 * numel + own % size, own))
         parts.append(joined([take(op, pool, rows), take(op, mixed, chosen)]))
     return tuple(parts)
 
@@ -118,8 +122,8 @@ def _special_floats(dtype: torch.dtype) -> torch.Tensor:
     least = info.smallest_normal * info.eps
     wide = torch.tensor(
         [
-            *(0.0, -0.0, 1.0, -1.0, 0.5, 3.0, -1.5, 1.0 + info.eps),
-            *(info.max, info.min, info.smallest_normal, least, -3 * least),
+            *(0.0, -0.0, 1.0, -1.0, 0.5, 3.0, -1.5, info.max, info.min),
+            *(info.smallest_normal, 0.75 * info.smallest_normal, least, -3 * least),
             *(float("inf"), float("-inf"), float("nan")),
         ],
         dtype=torch.float64,
@@ -141,9 +145,13 @@ def _small(random: np.random.Generator, numel: int, dtype: torch.dtype) -> torch
 
 
 def _any(random: np.random.Generator, numel: int, dtype: torch.dtype) -> torch.Tensor:
-    """Random bits: every class of value, of every size."""
+    """Random bits: every class of value, of every size. Signalling NaN, which no arithmetic gives, are made quiet."""
     high = 2 if dtype == torch.bool else 256
-    return torch.from_numpy(random.integers(0, high, numel * dtype.itemsize, dtype=np.uint8)).view(dtype)
+    bits = torch.from_numpy(random.integers(0, high, numel * dtype.itemsize, dtype=np.uint8)).view(dtype)
+    parts = torch.view_as_real(bits) if dtype.is_complex else bits
+    if parts.dtype.is_floating_point and parts.dtype.itemsize > 1:
+        parts[parts.isnan()] = float("nan")
+    return bits
 
 
 def _moderate(random: np.random.Generator, numel: int, dtype: torch.dtype) -> torch.Tensor:

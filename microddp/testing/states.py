@@ -108,7 +108,7 @@ def difficulty(op: ReduceOp, operands: Sequence[Lanes]) -> Array:
         scaled = np.abs(fraction) * 2.0**53
         low_bit = np.bitwise_and(scaled.astype(np.int64), -scaled.astype(np.int64))
         num_bits = np.where(scaled > 0, 53 - np.log2(np.maximum(low_bit, 1)), 0)
-        cost = 2 * num_bits + np.abs(exponent) + np.signbit(values)
+        cost = 2 * num_bits + np.abs(exponent) + np.where(values == 0, 4, 1) * np.signbit(values)
         total += np.where(finite, cost, 1e4).sum(axis=1)
     return total
 

@@ -35,7 +35,7 @@ def reduce_op(
     associative: bool = True,
     lanes: int | Sequence[str | Lane] = 1,
     wide: Sequence[str] = (),
-    dtypes: Types | Mapping[str, Types] | None = None,
+    dtypes: Types | Mapping[str, Any] | None = None,
     accumulate: torch.dtype | None = None,
     finalize: Any = None,
     torch_function: Callable[..., Any] | None = None,
@@ -88,7 +88,7 @@ def _declare(
     associative: bool = True,
     lanes: int | Sequence[str | Lane] = 1,
     wide: Sequence[str] = (),
-    dtypes: Types | Mapping[str, Types] | None = None,
+    dtypes: Types | Mapping[str, Any] | None = None,
     accumulate: torch.dtype | None = None,
     finalize: Any = None,
     torch_function: Callable[..., Any] | None = None,
@@ -128,7 +128,7 @@ def _declare(
 
 
 def _lanes(
-    lanes: int | Sequence[str | Lane], wide: Sequence[str], dtypes: Types | Mapping[str, Types] | None
+    lanes: int | Sequence[str | Lane], wide: Sequence[str], dtypes: Types | Mapping[str, Any] | None
 ) -> tuple[Lane, ...]:
     """The lanes, if there are several. Raises TypeError or ValueError."""
     if isinstance(lanes, bool) or not isinstance(lanes, (int, Sequence)) or isinstance(lanes, str):

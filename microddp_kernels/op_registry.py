@@ -25,7 +25,9 @@ def register_op(op: ReduceOp) -> ReduceOp:
         found = _ops.get(op.name)
         if found is not None and _origin(found) != _origin(op):
             module, name = _origin(found)
-            raise ValueError(f"operator {op.name!r} exists already: it is {name} of {module}; give this one another name")
+            raise ValueError(
+                f"operator {op.name!r} exists already: it is {name} of {module}; give this one another name"
+            )
         _ops[op.name] = op
     return op
 

@@ -99,7 +99,7 @@ def _require_same(
     pair: tuple[tuple[str, Lanes], tuple[str, Lanes]],
     excused: Array | None = None,
 ) -> None:
-    """Raises OperatorError where they differ by more than the launcher may. Exact launchers have no ``excused`` rows."""
+    """Raises OperatorError where they differ by more than is allowed. Exact launchers have no ``excused`` rows."""
     (_, expected), (_, found) = pair
     ulps = case.ulps_allowed(runner)
     num_excused = 0

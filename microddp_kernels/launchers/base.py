@@ -19,8 +19,8 @@ class Launcher(ABC):
     Laws of ``combine``: ``out`` and the operands are 1-D contiguous and have the same numel (0 is allowed and does
     nothing) and device; for an operator of several lanes each of them is a tuple of such tensors, one a lane, and a
     wide lane has a whole multiple of the others' numel, row after row. ``out`` may be exactly the memory of any
-    operand, never a shifted overlap. Float types may differ (a float32 accumulator beside 16-bit operands): the fold is computed
-    in the accumulation type and rounded once into ``out``.
+    operand, never a shifted overlap. Float types may differ (a float32 accumulator beside 16-bit operands): the fold is
+    computed in the accumulation type and rounded once into ``out``.
 
     Rounding is to nearest, ties to even; what is too large becomes infinite, and NaN in float8_e4m3fn, which has no
     infinity. For the built-in operators all launchers give the same bits, but for the sign and payload of NaN. Safe to

@@ -17,6 +17,7 @@ from microddp.testing.states import Array, Lanes, convert, is_float
 __all__ = ["check_agreement"]
 
 _WORLD_SIZE: Final = 3
+_OTHER_WORLD_SIZES: Final = (2, 5, 8)
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ def check_agreement(case: Case) -> None:
     trials = [_PAIR, _TRIPLE, _FOLD]
     if case.op.finishes:
         trials += [_Trial("a finished for 1", 1, divisor=1), _FINISHED]
+        trials += [_Trial(f"a ∘ b finished for {each}", 2, divisor=each) for each in _OTHER_WORLD_SIZES]
     if case.op.scale is not None:
         trials.append(_Trial(f"a scaled by {case.op.scale}", 1, scale=case.op.scale))
     first, *others = case.runners

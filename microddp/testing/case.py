@@ -33,6 +33,7 @@ class Settings:
     max_ulps: float | None
     zero_signs: bool | None
     rtol: float
+    rounds_once: bool
 
 
 @dataclass

@@ -32,6 +32,7 @@ def check_operator(
     max_ulps: float | None = None,
     zero_signs: bool | None = None,
     rtol: float = 2.0**-40,
+    rounds_once: bool = True,
     launchers: Sequence[str] | None = None,
 ) -> OperatorReport:
     """Tests an operator on every combination of special operands and on random ones.
@@ -69,6 +70,8 @@ def check_operator(
         zero_signs: whether -0.0 and 0.0 are different results. None: between launchers they are, in laws for a single
             lane of real numbers.
         rtol: see above.
+        rounds_once: whether results are compared with float64's. False for an operator that measures its own rounding,
+            such as a compensated sum, whose results are meant to be others in another type.
         launchers: names of launchers; the first one also computes in float64. None: interpreter, eager, and compiled
             if there is a GPU.
 
@@ -91,7 +94,7 @@ def check_operator(
     if not combinations:
         raise ValueError("dtypes must name one element type at least")
     runners = runners_named(launchers)
-    settings = Settings(seed, numel, max_ulps, zero_signs, rtol)
+    settings = Settings(seed, numel, max_ulps, zero_signs, rtol, rounds_once)
     records: list[CheckRecord] = []
     for each in combinations:
         case = Case(op, each, runners, settings, samples, records)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 import numpy as np
 import torch
@@ -10,6 +11,8 @@ import torch
 from microddp.testing.states import WITHOUT_INFINITY, Array, Lanes, column, is_float
 
 __all__ = ["differs", "half_ulp", "limited", "magnitude", "perturbed", "ulp"]
+
+_SEEDS: Final = 1024
 
 
 def magnitude(columns: Iterable[Array]) -> Array:
@@ -73,16 +76,21 @@ def limited(stored: Array, exact: Array, dtype: torch.dtype) -> tuple[Array, Arr
 def perturbed(lanes: Lanes, size: float, seed: int) -> Lanes:
     """float64 and complex128 lanes with relative errors of up to ``size``.
 
-    The error is a function of the value, so that equal values stay equal, and comparisons of them come out as before.
+    The error is a function of the value, so that equal values of a lane stay equal, and comparisons of them come out as
+    before. It is another one in each lane: what one lane cancels of another is not exact.
     """
-    return tuple(_perturbed_one(tensor, size, seed) if is_float(tensor.dtype) else tensor for tensor in lanes)
+    return tuple(
+        _perturbed_one(tensor, size, seed + _SEEDS * lane) if is_float(tensor.dtype) else tensor
+        for lane, tensor in enumerate(lanes)
+    )
 
 
 def _perturbed_one(tensor: torch.Tensor, size: float, seed: int) -> torch.Tensor:
     parts = torch.view_as_real(tensor).reshape(-1) if tensor.dtype.is_complex else tensor
     values = parts.numpy()
-    hashed = np.abs(values).view(np.uint64) * np.uint64(0x9E3779B97F4A7C15 + 2 * seed)
-    hashed = (hashed ^ (hashed >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
+    hashed = np.abs(values).view(np.uint64) ^ np.uint64(seed * 0x9E3779B97F4A7C15 % 2**64)
+    for factor in (0xBF58476D1CE4E5B9, 0x94D049BB133111EB):
+        hashed = (hashed ^ (hashed >> np.uint64(31))) * np.uint64(factor)
     errors = (hashed >> np.uint64(11)).astype(np.float64) / 2.0**52 - 1.0
     with np.errstate(over="ignore", invalid="ignore"):
         moved = torch.from_numpy(values * (1.0 + size * errors))

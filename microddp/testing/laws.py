@@ -10,7 +10,7 @@ import numpy as np
 
 from microddp.testing.case import Case
 from microddp.testing.compare import differs, magnitude
-from microddp.testing.sensitivity import MARGIN, spread_of
+from microddp.testing.sensitivity import MARGIN, spread_apart, spread_of
 from microddp.testing.states import Array, Lanes, is_float, take
 
 __all__ = ["check_laws"]
@@ -115,14 +115,19 @@ def _beyond_rounding(
 
         return [expression(combine, *few) for expression in law.expressions]
 
-    spread = spread_of(case, few_sides, evaluate, _NOISE)
-    wider = [
-        None if tolerance is None else tolerance[rows] + MARGIN * spread[lane]
-        for lane, tolerance in enumerate(tolerances)
-    ]
-    still = np.zeros_like(failing)
-    still[rows] = differs(few_sides[0], few_sides[1], len(rows), wider, zero_signs)
-    return still
+    still: Array = np.ones(len(rows), dtype=bool)
+    for measure in (spread_of, spread_apart):
+        spread = measure(case, few_sides, evaluate, _NOISE)
+        wider = [
+            None if tolerance is None else tolerance[rows] + MARGIN * spread[lane]
+            for lane, tolerance in enumerate(tolerances)
+        ]
+        still &= differs(few_sides[0], few_sides[1], len(rows), wider, zero_signs)
+        if not still.any():
+            break
+    found = np.zeros_like(failing)
+    found[rows] = still
+    return found
 
 
 def _hint(case: Case, failing: Array, left: Lanes, right: Lanes, zero_signs: bool) -> str:

@@ -11,7 +11,7 @@ import torch
 
 from microddp.testing.case import Case
 from microddp.testing.compare import half_ulp, limited, magnitude, ulp
-from microddp.testing.sensitivity import MARGIN, spread_of
+from microddp.testing.sensitivity import MARGIN, spread_apart, spread_of
 from microddp.testing.states import Array, Lanes, convert, is_float, take
 
 __all__ = ["check_rounding"]
@@ -45,7 +45,7 @@ def check_rounding(
     To that comes what a few roundings in the accumulation type lose, at the largest value involved, or as much more as
     the result depends on small errors of the operands.
     """
-    if case.law_dtypes == case.dtypes:
+    if case.law_dtypes == case.dtypes or not case.settings.rounds_once:
         return
 
     def compute(operands: Sequence[Lanes]) -> Lanes:
@@ -73,7 +73,8 @@ def _spread(case: Case, few: _Comparison, compute: Callable[[Sequence[Lanes]], L
     def evaluate(touch: Callable[[Lanes], Lanes]) -> list[Lanes]:
         return [compute([touch(lanes) for lanes in operands])]
 
-    return spread_of(case, [few.exact], evaluate, noise)
+    together, apart = (measure(case, [few.exact], evaluate, noise) for measure in (spread_of, spread_apart))
+    return {lane: np.maximum(together[lane], apart[lane]) for lane in together}
 
 
 def _differs(case: Case, given: _Comparison, spread: dict[int, Array]) -> Array:
@@ -120,6 +121,8 @@ def _leaves_the_range(case: Case, given: _Comparison) -> Array:
             sizes = np.abs(np.where(np.isfinite(values), values, 0.0))
             is_large |= (sizes > highest).any(axis=1)
             is_small |= ((sizes > 0) & (sizes < lowest)).any(axis=1)
+    for lane in case.float_lanes:
+        lowest = torch.finfo(case.accumulation[lane]).smallest_normal ** 0.5 * 16
         stored, exact = case.columns((given.stored, given.exact), lane)
         overflows = ~np.isfinite(stored)
         vanishes = (np.abs(exact) < lowest) & (np.abs(stored) < lowest)

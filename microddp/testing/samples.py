@@ -155,10 +155,16 @@ def _any(random: np.random.Generator, numel: int, dtype: torch.dtype) -> torch.T
 
 
 def _moderate(random: np.random.Generator, numel: int, dtype: torch.dtype) -> torch.Tensor:
-    """Normal floats; what is no float is small."""
+    """Normal floats, a third of them of other sizes; integers of every number of bits."""
     if dtype.is_complex:
         real, imaginary = (_moderate(random, numel, dtype.to_real()) for _ in range(2))
         return torch.complex(real, imaginary)
-    if not dtype.is_floating_point:
+    if dtype == torch.bool:
         return _small(random, numel, dtype)
-    return torch.from_numpy(random.standard_normal(numel)).to(dtype)
+    if not dtype.is_floating_point:
+        bits = torch.iinfo(dtype).bits - 1
+        sizes = torch.from_numpy(np.exp2(random.uniform(0, bits, numel)).astype(np.uint64).view(np.int64))
+        is_negative = torch.from_numpy(random.integers(0, 2, numel) > 0) & (torch.iinfo(dtype).min < 0)
+        return torch.where(is_negative, -sizes, sizes).to(dtype)
+    scales = np.where(random.integers(0, 3, numel) == 0, np.exp2(random.uniform(-5, 6, numel)), 1.0)
+    return torch.from_numpy(random.standard_normal(numel) * scales).to(dtype)

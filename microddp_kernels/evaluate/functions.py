@@ -31,14 +31,14 @@ def _float_function(apply: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[
     return function
 
 
-def _selecting(propagating: Any, ignoring: Any) -> Callable[..., Value]:
-    """``minimum`` or ``maximum``. Which of two zeros is returned is unspecified, as on GPUs."""
+def _selecting(propagating: Any, ignoring: Any, of_signs: Any) -> Callable[..., Value]:
+    """``minimum`` or ``maximum``; -0.0 is below 0.0, as PTX has it."""
 
     def function(x: Any, y: Any, propagate_nan: Any = _NO_NAN) -> Value:
         first, second, dtype = paired_tensors(x, y)
         if first.dtype.is_floating_point:
             select = propagating if propagate_nan is _ALL_NAN else ignoring
-            return Value(select(first, second), dtype)
+            return Value(_ordered(select, of_signs, first, second), dtype)
         if dtype.name in SIGN_BITS:
             return Value(flipped(propagating(flipped(first, dtype), flipped(second, dtype)), dtype), dtype)
         return Value(propagating(first, second), dtype)
@@ -46,8 +46,22 @@ def _selecting(propagating: Any, ignoring: Any) -> Callable[..., Value]:
     return function
 
 
-minimum = _selecting(torch.minimum, torch.fmin)
-maximum = _selecting(torch.maximum, torch.fmax)
+def _ordered(select: Any, of_signs: Any, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """``select(first, second)``, where torch may return either of two zeros.
+
+    Which one depends on the place and on the order of the operands, so that in both orders both are seen.
+    """
+    found: torch.Tensor = select(first, second)
+    is_zero = found == 0
+    if not is_zero.any():
+        return found
+    bits = torch.int64 if found.dtype == torch.float64 else torch.int32
+    zeros = of_signs(found.view(bits), select(second, first).view(bits)).view(found.dtype)
+    return torch.where(is_zero, zeros, found)
+
+
+minimum = _selecting(torch.minimum, torch.fmin, torch.bitwise_or)
+maximum = _selecting(torch.maximum, torch.fmax, torch.bitwise_and)
 
 
 def clamp(x: Any, min: Any, max: Any, propagate_nan: Any = _NO_NAN) -> Value:

@@ -60,6 +60,8 @@ USERS = [
     make_op(functions.larger_number, nan="ignore"),
     make_op(functions.length, FLOATS),
     make_op(functions.matrix_product, lanes=ENTRIES, commutative=False),
+    make_op(functions.quaternion_product, lanes=ENTRIES, commutative=False),
+    make_op(functions.max_plus_product, lanes=ENTRIES, commutative=False),
     make_op(functions.added_rows, lanes=WEIGHT_AND_ROWS),
     make_op(functions.subtract, FLOATS, commutative=False, associative=False),
     make_op(functions.add, frozenset({torch.int8, torch.int16}), accumulate=torch.int32),
@@ -71,14 +73,26 @@ USERS = [
 
 @pytest.mark.parametrize("op", USERS, ids=lambda op: op.name)
 def test_right_user_operator_passes(op: ReduceOp) -> None:
-    """Without samples of its own. The signs of zeros of a maximum that is not told to order them are nobody's."""
-    report = check_operator(op, numel=512, zero_signs=False if "larger" in op.name else None)
+    """Without samples of its own."""
+    report = check_operator(op, numel=512, zero_signs=False if op.name.endswith("comparison") else None)
     assert "launchers agree" in report.laws
     _require_few_excuses(report.records)
 
 
+def test_what_measures_its_own_rounding_is_not_compared_with_float64() -> None:
+    def numbers(random: np.random.Generator, numel: int, dtypes: tuple[torch.dtype, ...]) -> Any:
+        total = torch.from_numpy(random.standard_normal(numel).astype(np.float32))
+        return total, total * 2.0**-30
+
+    op = make_op(functions.compensated_add, lanes=ENTRIES[:2])
+    with pytest.raises(OperatorError, match="does not give what float64 gives"):
+        check_operator(op, samples=numbers, numel=64)
+    report = check_operator(op, samples=numbers, numel=64, rounds_once=False)
+    assert "launchers agree" in report.laws and "rounded once" not in report.laws
+
+
 def test_only_zero_signs_differ() -> None:
-    op = make_op(functions.larger)
+    op = make_op(functions.larger_of_equal_ones_the_second)
     with pytest.raises(OperatorError, match=r"in the signs of zeros \(if these do not matter, pass zero_signs=False\)"):
         check_operator(op, numel=64)
     check_operator(op, numel=64, zero_signs=False)

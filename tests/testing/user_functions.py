@@ -37,6 +37,12 @@ def larger_number(first, second):
 
 
 @triton.jit
+def larger_of_equal_ones_the_second(first, second):
+    """Neither NaN nor order of zeros."""
+    return tl.where((first > second) | (first != first), first, second)
+
+
+@triton.jit
 def larger_by_comparison(first, second):
     return tl.where(first > second, first, second)
 
@@ -183,3 +189,31 @@ def added_rows(first, second):
     weight, rows = first
     other_weight, other_rows = second
     return weight + other_weight, rows + other_rows
+
+
+@triton.jit
+def quaternion_product(first, second):
+    w, x, y, z = first
+    a, b, c, d = second
+    return (
+        w * a - x * b - y * c - z * d,
+        w * b + x * a + y * d - z * c,
+        w * c - x * d + y * a + z * b,
+        w * d + x * c - y * b + z * a,
+    )
+
+
+@triton.jit
+def max_plus_product(first, second):
+    """Of two matrices whose four elements are the lanes, row by row."""
+    a, b, c, d = first
+    e, f, g, h = second
+    return larger(a + e, b + g), larger(a + f, b + h), larger(c + e, d + g), larger(c + f, d + h)
+
+
+@triton.jit
+def compensated_add(first, second):
+    """A sum, and what rounding took from it (D. E. Knuth's two-sum)."""
+    total = first[0] + second[0]
+    part = total - first[0]
+    return total, first[1] + second[1] + ((first[0] - (total - part)) + (second[0] - part))

@@ -47,7 +47,7 @@ class Operand:
     def flat(self) -> torch.Tensor:
         """Its memory as a 1-D tensor outside autograd, if it is dense; else a fresh copy in logical order."""
         if self.is_dense():
-            return _plain(self.tensor).view(-1)
+            return _flattened(_plain(self.tensor))
         return self.copy()
 
     def copy(self) -> torch.Tensor:
@@ -58,7 +58,7 @@ class Operand:
     def room(self) -> torch.Tensor:
         """Like ``flat``, for a result: where that would be a copy, its contents are undefined."""
         if self.is_dense():
-            return _plain(self.tensor).view(-1)
+            return _flattened(_plain(self.tensor))
         return torch.empty(self.tensor.numel(), dtype=self.tensor.dtype, device=self.tensor.device)
 
     def write_to(self, flat: torch.Tensor) -> None:
@@ -186,6 +186,13 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
             fresh = fresh.conj() if tensor.is_conj() else fresh  # a storage knows nothing of either
             return torch._neg_view(fresh) if tensor.is_neg() else fresh
     return tensor.detach() if tensor.requires_grad else tensor
+
+
+def _flattened(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous tensor's memory as one dimension of stride 1. That of one element (or none) may have any stride,
+    with which torch refuses to view it as another dtype."""
+    flat = tensor.view(-1)
+    return flat if flat.stride(0) == 1 else flat.as_strided(flat.shape, (1,))
 
 
 def _from_numpy(array: np.ndarray[Any, Any], name: str) -> Operand:

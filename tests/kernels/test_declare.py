@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -249,38 +248,6 @@ def test_one_verdict_and_one_fingerprint_in_every_mode_and_process() -> None:
     assert all(text.startswith(BAD[name][2].__name__) for name, text in usual.items() if name in BAD)
     prints = [text for name, text in usual.items() if name not in BAD]
     assert len(set(prints)) == 4 and all(len(each) == 8 and int(each, 16) >= 0 for each in prints)
-
-
-def test_fingerprints_tell_bodies_helpers_constants_and_laws_apart(tmp_path: Path) -> None:
-    head = "import triton\nimport triton.language as tl\n"
-    variants = {
-        "usual": ("2.0", "x * 2", "helper(a) + b * C"),
-        "constant": ("2.5", "x * 2", "helper(a) + b * C"),
-        "helper": ("2.0", "x * 3", "helper(a) + b * C"),
-        "body": ("2.0", "x * 2", "helper(a) - b * C"),
-    }
-    prints = {}
-    for name, (constant, helper, body) in variants.items():
-        path = tmp_path / f"variant_{name}.py"
-        functions = (
-            f"@triton.jit\ndef helper(x):\n    return {helper}\n\n\n@triton.jit\ndef op(a, b):\n    return {body}\n"
-        )
-        path.write_text(f"{head}C = tl.constexpr({constant})\n\n\n{functions}", "utf-8")
-        prints[name] = reduce_op(name=name)(_imported(path).op).fingerprint
-    same = reduce_op(name="usual")(_imported(tmp_path / "variant_usual.py").op)
-    assert same.fingerprint == prints["usual"]
-    prints["law"] = reduce_op(name="usual", commutative=True)(same.combine).fingerprint
-    prints["types"] = reduce_op(name="usual", dtypes="floats")(same.combine).fingerprint
-    prints["torch"] = reduce_op(name="usual", torch_function=_imported)(same.combine).fingerprint
-    assert len(set(prints.values())) == len(prints)
-
-
-def _imported(path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_without_triton_declaring_says_what_is_missing_and_the_module_is_imported() -> None:

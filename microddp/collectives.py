@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import combinations, product
 from typing import Any
 
 import torch
@@ -58,7 +59,9 @@ class Collectives:
             for place, (source, target) in enumerate(zip(sources, targets)):
                 if check_out(target, source, source.tensor.shape):
                     sources[place] = target
-            self._check_disjoint(sources, targets)
+            for (number, source), (other, target) in product(enumerate(sources), enumerate(targets)):
+                if number != other:
+                    self._check_disjoint(number, source, other, target)
         names = _name(algorithm, "algorithm"), _name(order, "order")
         for target in targets:
             check_writable(target, "x" if out is None else "out")
@@ -148,16 +151,15 @@ class Collectives:
         devices = {each.tensor.device for each in operands}
         if len(devices) > 1:
             raise ValueError(f"{name} is on devices {', '.join(sorted(map(str, devices)))}; the lanes must be on one")
-        self._check_disjoint(operands, operands)
+        for (number, one), (other, another) in combinations(enumerate(operands), 2):
+            self._check_disjoint(number, one, other, another)
         return operands
 
     @staticmethod
-    def _check_disjoint(sources: Sequence[Operand], targets: Sequence[Operand]) -> None:
+    def _check_disjoint(number: int, one: Operand, other: int, another: Operand) -> None:
         """One lane's result must not land in another lane's memory."""
-        for number, source in enumerate(sources):
-            for other, target in enumerate(targets):
-                if number != other and shares_memory(source.tensor, target.tensor):
-                    raise ValueError(f"lanes {number} and {other} share memory; pass tensors of their own")
+        if shares_memory(one.tensor, another.tensor):
+            raise ValueError(f"lanes {number} and {other} share memory; pass tensors of their own")
 
     def _result(self, out: Any, source: Operand, shape: tuple[int, ...]) -> Operand:
         if out is None:

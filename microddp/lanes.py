@@ -57,8 +57,8 @@ def wire_dtype_of(wire: Any, op: ReduceOp, dtypes: Sequence[torch.dtype]) -> tor
         wire: a torch dtype, or its name.
 
     Raises:
-        TypeError: not a dtype; either type is no float; the operator has several lanes, or no meaning on it; or
-            float64 data would travel in 16 bits or fewer, which would round twice.
+        TypeError: not a dtype; either type is no float; the operator has several lanes, or no meaning on it; or what
+            is computed in float64 would be stored or travel in 16 bits or fewer, which would round twice.
     """
     if wire is None:
         return None
@@ -75,9 +75,10 @@ def wire_dtype_of(wire: Any, op: ReduceOp, dtypes: Sequence[torch.dtype]) -> tor
             f"wire_dtype converts between floats only: x is {dtype_names([data])}, not {dtype_names([found])}"
         )
     op.check_dtype(found)
-    sizes = sorted((data.itemsize, found.itemsize))
-    if sizes[1] == 8 and sizes[0] <= 2:
-        raise TypeError(f"{dtype_names([data])} cannot travel as {dtype_names([found])}: it would be rounded twice")
+    folded = {op.accumulation_dtype(each) for each in (data, found)}
+    if torch.float64 in folded and min(data.itemsize, found.itemsize) <= 2:
+        why = f"{op.name!r} folds in float64, and that" if torch.float64 not in (data, found) else "it"
+        raise TypeError(f"{dtype_names([data])} cannot travel as {dtype_names([found])}: {why} would be rounded twice")
     return found
 
 

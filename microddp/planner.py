@@ -155,7 +155,7 @@ class Planner:
         config = self._config(op, types, unit_nbytes, slicing.num_slots)
         plan = self._plan(schedule, call.numel, unit_of(types), config)
         engine = self.engine(call.device)
-        if op is not None and op.eager is None:
+        if op is not None and op.eager is None and self.transport.world_size > 1:
             engine.launcher.rehearse(op, call.dtypes, call.device)
         order = "rank" if entry.rank_order else None
         where = self.transport.name, engine.launcher.name

@@ -58,6 +58,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import lru_cache
 from numbers import Real
 from typing import Any, Final
 
@@ -100,6 +101,12 @@ def premul_sum(factor: float) -> ReduceOp:
         raise ValueError("the factor of premul_sum must be finite, got an integer too large for a float") from error
     if not math.isfinite(scale):
         raise ValueError(f"the factor of premul_sum must be finite, got {factor!r}")
+    return _premul_sum(scale, math.copysign(1.0, scale))
+
+
+@lru_cache(maxsize=64)
+def _premul_sum(scale: float, sign: float) -> ReduceOp:
+    """One operator for a factor, however often it is asked for, so that plans are found again; -0.0 is not 0.0."""
     return replace(get_op("sum"), name="premul_sum", dtypes=FLOATS | FLOATS8 | COMPLEX, scale=scale)
 
 

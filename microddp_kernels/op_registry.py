@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import copyreg
+import importlib
+import pickle
 import threading
-from typing import Any
+from typing import Any, Final
 
 from microddp_kernels.reduce_op import KernelFunction, ReduceOp
 
 __all__ = ["get_op", "op_names", "register_op"]
+
+_SHIPPED: Final = "microddp_kernels.lane_operators"
+"""The module whose import registers every shipped operator."""
 
 _ops: dict[str, ReduceOp] = {}
 _lock = threading.Lock()
@@ -62,3 +68,26 @@ def _origin(op: ReduceOp) -> tuple[Any, Any]:
         return combine.module, combine.name
     function = getattr(combine, "fn", combine)
     return getattr(function, "__module__", None), getattr(function, "__qualname__", None)
+
+
+def _reduced(op: ReduceOp) -> tuple[Any, tuple[Any, ...]]:
+    """An operator is pickled by its name, as functions are, and found again by importing what declares it."""
+    module, name = _origin(op)
+    if isinstance(op.combine, KernelFunction):
+        return _loaded, (_SHIPPED, op.name, op.scale)
+    if _ops.get(op.name) is not op or "<locals>" in str(name):
+        raise pickle.PicklingError(
+            f"operator {op.name!r} cannot be pickled: {name} of {module} is not defined at the top of its module"
+        )
+    return _loaded, (module, op.name, None)
+
+
+def _loaded(module: str, name: str, scale: float | None) -> ReduceOp:
+    declaring = importlib.import_module(module)
+    if scale is None:
+        return get_op(name)
+    made: ReduceOp = getattr(declaring, name)(scale)
+    return made
+
+
+copyreg.pickle(ReduceOp, _reduced)

@@ -37,6 +37,7 @@ def check_combine(function: Any, num_lanes: int) -> None:
     tree = _checked_tree(python)
     parameters = _check_arity(python, "the combine function takes two values")
     _check_lanes(tree, parameters, num_lanes)
+    _check_of_values(tree, parameters, num_lanes)
     check_names(python, tree)
 
 
@@ -46,6 +47,7 @@ def check_finalize(function: Any, num_lanes: int) -> None:
     tree = _checked_tree(python)
     parameters = _check_arity(python, "finalize takes the fold and world_size")
     _check_lanes(tree, parameters[:1], num_lanes)
+    _check_of_values(tree, parameters[:1], num_lanes)
     check_names(python, tree)
 
 
@@ -108,6 +110,23 @@ def _check_lanes(tree: ast.FunctionDef, parameters: tuple[str, ...], num_lanes: 
                         f"{tree.name} takes {len(target.elts)} values from {node.value.id}, which has {num_lanes} "
                         f"lane{'s' * (num_lanes != 1)}"
                     )
+
+
+def _check_of_values(tree: ast.FunctionDef, parameters: tuple[str, ...], num_lanes: int) -> None:
+    """Raises ValueError for what Triton has not for values: ``a ** 2``, and ``a[0]`` where there is one lane."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
+            base = node.left.value if isinstance(node.left, ast.Subscript) else node.left
+            if isinstance(base, ast.Name) and base.id in parameters:
+                raise ValueError(
+                    f"{tree.name} uses **, line {node.lineno} of its source: Triton has no powers of values"
+                )
+        if num_lanes == 1 and isinstance(node, ast.Subscript):
+            if isinstance(node.value, ast.Name) and node.value.id in parameters:
+                raise ValueError(
+                    f"{tree.name} uses {ast.unparse(node)}, line {node.lineno} of its source, for one lane: "
+                    f"{node.value.id} is one value"
+                )
 
 
 def _branches(value: ast.expr | None) -> Iterator[ast.expr]:

@@ -31,10 +31,13 @@ _CONSTRUCTS: Final = {
     ast.FunctionDef: "a function inside",
     ast.GeneratorExp: "a generator expression",
     ast.Global: "global",
+    ast.In: "in",
     ast.Import: "import",
     ast.ImportFrom: "import",
     ast.Lambda: "lambda",
+    ast.MatMult: "@",
     ast.Nonlocal: "nonlocal",
+    ast.NotIn: "not in",
     ast.Raise: "raise",
     ast.Set: "a set",
     ast.SetComp: "a set comprehension",
@@ -64,8 +67,11 @@ class _Checker:
     def check(self, function: types.FunctionType, tree: ast.FunctionDef) -> None:
         self.callers.append(function)
         for node in body_nodes(tree):
-            if type(node) in _CONSTRUCTS and node is not tree:
-                raise _refusal(function, node, f"uses {_CONSTRUCTS[type(node)]}, which Triton does not compile")
+            for kind in _kinds(node):
+                if kind in _CONSTRUCTS:
+                    raise _refusal(function, node, f"uses {_CONSTRUCTS[kind]}, which Triton does not compile")
+            if _is_size(node):
+                raise _refusal(function, node, "uses the size of a block: an operator is elementwise")
         for node, value in used_names(function, tree):
             self._check_value(function, node, value)
         self._check_methods(function, tree)
@@ -97,6 +103,20 @@ class _Checker:
                 root = root.value if isinstance(root, ast.Attribute) else root.func
             if not isinstance(root, ast.Name) or root.id in local or isinstance(node.value, ast.Call):
                 raise _refusal(function, node, _not_elementwise(f".{node.attr}", node.attr))
+
+
+def _kinds(node: ast.AST) -> list[type]:
+    """The type of a node, and those of the operators in it, which have no line of their own."""
+    if isinstance(node, ast.BinOp):
+        return [type(node), type(node.op)]
+    return [type(node), *map(type, node.ops)] if isinstance(node, ast.Compare) else [type(node)]
+
+
+def _is_size(node: ast.AST) -> bool:
+    """``x.numel``, ``x.shape[0]``; ``x.shape`` alone makes another tensor of the same shape."""
+    if isinstance(node, ast.Subscript):
+        return isinstance(node.value, ast.Attribute) and node.value.attr == "shape"
+    return isinstance(node, ast.Attribute) and node.attr == "numel"
 
 
 def _reason_against(name: str, value: Any) -> str | None:

@@ -2,6 +2,7 @@
 
 # mypy: disable-error-code=no-untyped-def
 
+import torch
 import triton
 import triton.language as tl
 
@@ -38,3 +39,9 @@ def matrix_product(first, second):
     a, b, c, d = first
     e, f, g, h = second
     return a * e + b * g, a * f + b * h, c * e + d * g, c * f + d * h
+
+
+@microddp.reduce_op(commutative=True, dtypes="floats", accumulate=torch.float64)
+@triton.jit
+def precise(first, second):
+    return first + second

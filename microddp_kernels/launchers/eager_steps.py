@@ -173,12 +173,20 @@ class _Calls:
             if self.accumulation[lane] is torch.bool:
                 settled.append(result.ne(0).to(dtype))
             elif result.dtype is not dtype:
-                if result.is_complex() and not dtype.is_complex:
+                if not _holds(result.dtype, dtype):
                     raise TypeError(f"{who} must return {dtype_names([dtype])}, got {dtype_names([result.dtype])}")
                 settled.append(result.to(dtype))
             else:
                 settled.append(result.clone() if _is_memory_of(result, arguments) else result)
         return tuple(settled)
+
+
+def _holds(found: torch.dtype, wanted: torch.dtype) -> bool:
+    """Whether a function may return ``found`` for ``wanted``: a truth value, or the same kind and no less precise."""
+    if found is torch.bool:
+        return True
+    kinds = [(each.is_floating_point, each.is_complex) for each in (found, wanted)]
+    return kinds[0] == kinds[1] and found.itemsize >= wanted.itemsize
 
 
 def _is_memory_of(result: torch.Tensor, arguments: Lanes) -> bool:

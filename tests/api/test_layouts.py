@@ -110,6 +110,22 @@ def test_overlaps_are_told_exactly() -> None:
     assert checked == 5 * 36 * 4
 
 
+def test_overlaps_of_elements_of_different_sizes_are_told_exactly() -> None:
+    buffer = torch.zeros(64, dtype=torch.uint8)
+    halves = buffer.view(torch.int16)
+    found = {True: 0, False: 0}
+    for stride in range(1, 5):
+        for start in range(8):
+            view = halves.as_strided((3,), (stride,), start)
+            places = {2 * (start + stride * i) + byte for i in range(3) for byte in range(2)}
+            for offset in range(20):
+                other = buffer.as_strided((2, 2), (9, 4), offset)
+                shared = bool(places & {offset + 9 * i + 4 * j for i in range(2) for j in range(2)})
+                assert shares_memory(view, other) is shares_memory(other, view) is shared
+                found[shared] += 1
+    assert min(found.values()) > 100
+
+
 def test_out_that_overlaps_is_refused_and_interleaved_is_not() -> None:
     def overlapping(comm: Communicator) -> None:
         buffer = torch.arange(8.0)

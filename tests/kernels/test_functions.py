@@ -193,6 +193,8 @@ WRONG: list[tuple[Callable[..., Any], tuple[Lane, ...], type[Exception], str]] =
     (lambda first, second: first[:1], (), ValueError, r"got \(1,\) instead of \(6,\)"),
     (lambda first, second: first.sum(), (), ValueError, r"got \(\) instead of \(6,\)"),
     (lambda first, second: torch.complex(first, second), (), TypeError, "must return float32, got complex64"),
+    (lambda first, second: (first + second).to(torch.int8), (), TypeError, "must return float32, got int8"),
+    (lambda first, second: (first + second).half(), (), TypeError, "must return float32, got float16"),
     (lambda first, second: first[0], TWO_LANES, TypeError, "must return 2 tensors, got Tensor"),
     (lambda first, second: (*first, *second), TWO_LANES, TypeError, "must return 2 tensors, got Tensor, Tensor, T"),
     (lambda first, second: (first[0] + first[1], first[1]), ROWS, ValueError, r"got \(6, 2\) instead of \(6, 1\)"),

@@ -68,6 +68,36 @@ def global_int(a, b):
 
 
 @triton.jit
+def power(a, b):
+    return a**2 + b
+
+
+@triton.jit
+def matrix_power(a, b):
+    return a @ b
+
+
+@triton.jit
+def element(a, b):
+    return a[0] + b
+
+
+@triton.jit
+def member(a, b):
+    return tl.where(a in b, a, b)
+
+
+@triton.jit
+def size(a, b):
+    return a + b * a.shape[0]
+
+
+@triton.jit
+def count(a, b):
+    return a + b * a.numel
+
+
+@triton.jit
 def global_tensor(a, b):
     return a * TENSOR + b
 

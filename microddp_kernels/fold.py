@@ -97,6 +97,7 @@ def settle(results, ACC: tl.constexpr, FORMATS: tl.constexpr, IS_BARE: tl.conste
     if IS_BARE:
         return (_settled(results, ACC[0], FORMATS[0]),)
     else:
+        tl.static_assert(not isinstance(results, tl.tensor), "the function must return a tuple, a value a lane")
         tl.static_assert(len(results) == len(ACC), "the function must return one value for each lane")
         values = ()
         for lane in tl.static_range(len(ACC)):

@@ -81,7 +81,8 @@ def _launch_fold(
     }
     # Triton compiles a kernel anew for an integer in a tuple that is 1 or divides by 16, but not for a float.
     weights = tuple(float(count) for count in how.weights or ())
-    arguments = (pointers[0], pointers[1:], weights, _bits_of_float(how.scale or 0.0), world_size or 1, numel)
+    scale = _bits_of_float(1.0 if how.scale is None else how.scale)
+    arguments = (pointers[0], pointers[1:], weights, scale, world_size or 1, numel)
     launch(kernels.fold_kernel, -(-numel // constants["BLOCK"]), arguments, constants)
 
 

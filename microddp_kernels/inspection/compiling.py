@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
@@ -23,6 +24,8 @@ _EVEN_NUMEL: Final = 2**16
 _NUMEL: Final = _EVEN_NUMEL - 1
 """What is compiled for: it takes as many programs, and promises nothing, as one that divides by 16 would."""
 
+_ON_FLOATS: Final = re.compile(r"\.b?f(?:16|32|64)")
+_OFFSET: Final = re.compile(r"tt\.addptr .*, tensor<(?:\d+x)*i(\d+)")
 _VECTOR_NBYTES: Final = 16
 _MAX_TABLE_NBYTES: Final = 2**15
 
@@ -74,6 +77,8 @@ def inspect_case(gpu: PlayedGpu, case: Case, *, read_sass: bool) -> KernelFacts:
         whole_kernel=code is not None and way is None,
         fused=fused,
         contracted=contracted,
+        float_instructions=tuple(sorted({each.opcode for each in ptx.statements if _ON_FLOATS.search(each.opcode)})),
+        offset_bits=min((int(each) for each in _OFFSET.findall(kernel.asm["ttir"])), default=64),
         untraced=untraced,
     )
 

@@ -70,6 +70,8 @@ class KernelFacts:
             told apart.
         fused: fused multiply-adds of floats in the PTX of the whole kernel.
         contracted: those that nobody asked for: made out of a multiplication and an addition.
+        float_instructions: the instructions on floats in the PTX of the whole kernel, each once, sorted.
+        offset_bits: of the narrowest offsets that are added to pointers, each thread its own; 32 reach 2**31 elements.
         untraced: why no widths and bytes are known; "" if they are.
     """
 
@@ -89,6 +91,8 @@ class KernelFacts:
     whole_kernel: bool
     fused: int
     contracted: int
+    float_instructions: tuple[str, ...]
+    offset_bits: int
     untraced: str = ""
 
     def violations(self) -> tuple[str, ...]:
@@ -109,6 +113,8 @@ class KernelFacts:
             yield f"{self.spills} spilling instructions"
         if self.stack:
             yield f"{self.stack} bytes of stack"
+        if self.offset_bits < 64:
+            yield f"offsets of {self.offset_bits} bits"
         if self.contracted:
             yield f"{self.contracted} contracted multiply-adds"
         if not self.untraced and not self.moves_minimum:

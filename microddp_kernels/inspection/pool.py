@@ -114,7 +114,8 @@ class _Worker:
         answer = json.loads(line)
         if "error" in answer:
             return KernelFailure(case, answer["error"])
-        return KernelFacts(**{**answer["facts"], "case": case})
+        facts = answer["facts"]
+        return KernelFacts(**{**facts, "case": case, "float_instructions": tuple(facts["float_instructions"])})
 
     def _last_words(self) -> str:
         self.errors.seek(0)

@@ -1,4 +1,4 @@
-"""The test matrix as data: algorithm × operator × dtype. A new algorithm adds one row here, a new dtype one word.
+"""The test matrix as data: algorithm × operator × dtype × wire type. An algorithm adds one row, a dtype one word.
 
 What a row says of its algorithm is derived by hand from the algorithm's definition, never from the library.
 """
@@ -11,14 +11,20 @@ from typing import NamedTuple
 
 import torch
 
+from tests.matrix_folds import Order, around_the_ring, as_they_arrive, in_rank_order, up_the_tree
+
 __all__ = [
     "CHOSEN",
+    "COMPLEX",
     "DTYPES",
-    "FLOATS",
+    "FLOATS8",
     "ILLEGAL",
+    "ILLEGAL_WIRES",
     "LEGAL",
+    "NARROW",
     "OPS",
     "ROWS",
+    "WIRES",
     "Cell",
     "Row",
     "children",
@@ -26,16 +32,34 @@ __all__ = [
     "row_of",
 ]
 
+FLOATS8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+NARROW = (*FLOATS8, torch.float16, torch.bfloat16)
+"""What is combined in float32."""
+
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+COMPLEX = (torch.complex64, torch.complex128)
 INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
-DTYPES = (*FLOATS, *INTEGERS, torch.bool)
+UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
+ORDERED = (*FLOATS, *INTEGERS, torch.bool, *FLOATS8, *UNSIGNED)
+DTYPES = (*ORDERED, *COMPLEX)
 
 OPS: dict[str, tuple[torch.dtype, ...]] = {
-    **dict.fromkeys(("sum", "prod", "min", "max"), DTYPES),
-    "avg": FLOATS,
-    **dict.fromkeys(("band", "bor", "bxor"), (*INTEGERS, torch.bool)),
+    **dict.fromkeys(("sum", "prod"), DTYPES),
+    **dict.fromkeys(("min", "max"), ORDERED),
+    "avg": (*FLOATS, *FLOATS8, *COMPLEX),
+    **dict.fromkeys(("band", "bor", "bxor"), (*INTEGERS, torch.bool, *UNSIGNED)),
 }
 """Operator -> the dtypes on which it has a meaning."""
+
+WIRES: dict[torch.dtype, tuple[torch.dtype, ...]] = {
+    dtype: tuple(
+        wire
+        for wire in (*FLOATS, *FLOATS8)
+        if wire != dtype and not (torch.float64 in (dtype, wire) and {dtype, wire} & {*NARROW})
+    )
+    for dtype in (*FLOATS, *FLOATS8)
+}
+"""Dtype -> what can travel in its place: another float, but between float64 and 16 or 8 bits nothing rounds once."""
 
 PerRank = Callable[[int, int], int]  # of rank and world_size
 
@@ -73,7 +97,8 @@ class Row:
         steps: in how many steps a rank sends or receives.
         length: steps from the first to the last, of all ranks.
         additions: roundings of the accumulation type on the longest way of a contribution.
-        roundings: the same of the tensor's type, where that is narrower than the accumulation type.
+        roundings: the same of the type that travels, where that is narrower than the accumulation type.
+        orders: of rank and world_size; an element of that rank's result is folded in one of these ways.
         slices: how many are staged on the rank that stages most, where nothing is combined as it arrives.
         rank_order: the result is the left fold in rank order.
         same_bits: the ranks end with the same bits.
@@ -88,6 +113,7 @@ class Row:
     additions: Callable[[int], int]
     roundings: Callable[[int], int]
     slices: Callable[[int], int]
+    orders: Callable[[int, int], list[Order]]
     rank_order: bool = False
     same_bits: bool = True
 
@@ -107,6 +133,7 @@ ROWS: dict[str, Row] = {
         additions=_all_but_one,
         roundings=_once,
         slices=_two,
+        orders=in_rank_order,
         rank_order=True,
     ),
     "tree": Row(
@@ -119,6 +146,7 @@ ROWS: dict[str, Row] = {
         additions=lambda n: min(n - 1, 2 * height(n)),
         roundings=height,
         slices=_two,
+        orders=up_the_tree,
     ),
     "ring": Row(
         algorithm="ring",
@@ -130,6 +158,7 @@ ROWS: dict[str, Row] = {
         additions=_all_but_one,
         roundings=_all_but_one,
         slices=_two,
+        orders=around_the_ring,
     ),
     "full_ring": Row(
         algorithm="full_ring",
@@ -141,6 +170,7 @@ ROWS: dict[str, Row] = {
         additions=_all_but_one,
         roundings=_all_but_one,
         slices=_two,
+        orders=as_they_arrive,
         same_bits=False,
     ),
     "full_ring in rank order": Row(
@@ -153,6 +183,7 @@ ROWS: dict[str, Row] = {
         additions=_all_but_one,
         roundings=_once,
         slices=lambda n: max(2, n - 1),
+        orders=in_rank_order,
         rank_order=True,
     ),
     "direct": Row(
@@ -165,6 +196,7 @@ ROWS: dict[str, Row] = {
         additions=_all_but_one,
         roundings=_once,
         slices=lambda n: max(2, n - 1),
+        orders=in_rank_order,
         rank_order=True,
     ),
 }
@@ -181,17 +213,34 @@ def row_of(algorithm: str, order: str | None = None) -> Row:
 
 
 class Cell(NamedTuple):
-    """One combination; ``row`` is a key of ``ROWS``, or ``CHOSEN``."""
+    """One combination; ``row`` is a key of ``ROWS``, or ``CHOSEN``. ``wire`` travels, if it is not None."""
 
     row: str
     op: str
     dtype: torch.dtype
+    wire: torch.dtype | None = None
+
+    @property
+    def travels(self) -> torch.dtype:
+        return self.wire or self.dtype
+
+    @property
+    def is_new(self) -> bool:
+        """Of the types that came later, which are tried with fewer examples."""
+        return self.wire is not None or self.dtype in (*FLOATS8, *UNSIGNED, *COMPLEX)
 
     def __str__(self) -> str:
-        return f"{self.row} {self.op} {str(self.dtype).removeprefix('torch.')}"
+        wire = f" as {str(self.wire).removeprefix('torch.')}" if self.wire else ""
+        return f"{self.row} {self.op} {str(self.dtype).removeprefix('torch.')}{wire}"
 
 
-LEGAL = [Cell(row, op, dtype) for row in (*ROWS, CHOSEN) for op, dtypes in OPS.items() for dtype in dtypes]
+LEGAL = [
+    Cell(row, op, dtype, wire)
+    for row in (*ROWS, CHOSEN)
+    for op, dtypes in OPS.items()
+    for dtype in dtypes
+    for wire in (None, *WIRES.get(dtype, ()))
+]
 ILLEGAL = [
     Cell(row, op, dtype)
     for row in (*ROWS, CHOSEN)
@@ -199,3 +248,15 @@ ILLEGAL = [
     for dtype in DTYPES
     if dtype not in dtypes
 ]
+_ILLEGAL_WIRES = [
+    (op, dtype, wire)
+    for op, dtypes in OPS.items()
+    for dtype in dtypes
+    for wire in DTYPES
+    if wire != dtype and wire not in WIRES.get(dtype, ())
+]
+ILLEGAL_WIRES = [
+    Cell([*ROWS, CHOSEN][number % (1 + len(ROWS))], op, dtype, wire)
+    for number, (op, dtype, wire) in enumerate(_ILLEGAL_WIRES)
+]
+"""Each once, by the rows in turn."""

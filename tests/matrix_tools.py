@@ -9,20 +9,18 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import torch
 
 from microddp import Communicator
 from microddp.staging import StagingPool
 from tests.matrix import CHOSEN, ROWS, Cell, Row, row_of
+from tests.matrix_values import draw_values
 
-__all__ = ["LAYOUTS", "Job", "Outcome", "play", "poisoned_staging", "values_of"]
+__all__ = ["LAYOUTS", "Job", "Outcome", "layouts_of", "play", "poisoned_staging", "values_of"]
 
-Array = np.ndarray[Any, np.dtype[Any]]
 Viewer = Callable[[torch.Tensor], torch.Tensor]
 
 GUARD = 0xA5
-_SPECIAL = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0])
 
 
 @dataclass(frozen=True)
@@ -35,7 +33,7 @@ class Job:
         layout: a key of ``LAYOUTS`` for rank 0; further ranks take the next ones if ``layouts_differ``.
         uses_out: the result goes into another tensor.
         is_async: called in the background.
-        is_special: floats have NaN, infinities and zeros among them; integers extremes only.
+        is_special: floats have NaN, infinities, zeros and what overflows among them; integers extremes only.
         seed: of the values.
     """
 
@@ -53,11 +51,16 @@ class Job:
         return math.prod(self.shape)
 
     @property
+    def itemsize(self) -> int:
+        """Of the smaller of the data's and the travelling type: chunks and slices are cut for it."""
+        return min(self.cell.dtype.itemsize, self.cell.travels.itemsize)
+
+    @property
     def nbytes(self) -> int:
-        return self.numel * self.cell.dtype.itemsize
+        return self.numel * self.itemsize
 
     def layout_of(self, rank: int, shift: int = 0) -> str:
-        names = list(LAYOUTS)
+        names = layouts_of(self.cell.dtype)
         return names[(names.index(self.layout) + shift + rank * self.layouts_differ) % len(names)]
 
 
@@ -115,6 +118,21 @@ def _channels_last(shape: Sequence[int]) -> tuple[int, Viewer]:
     return math.prod(outer), lambda flat: flat.view(outer).movedim(-1, 1)
 
 
+def _imaginary(shape: Sequence[int]) -> tuple[int, Viewer]:
+    """The imaginary parts of conjugates: whoever reads them, negates."""
+    return 2 * math.prod(shape), lambda flat: torch.view_as_complex(flat.view((*shape, 2))).conj().imag
+
+
+def _conjugate(shape: Sequence[int]) -> tuple[int, Viewer]:
+    """Dense, but memory holds the conjugates of the elements."""
+    return math.prod(shape), lambda flat: flat.view(tuple(shape)).conj()
+
+
+def _every_other_conjugate(shape: Sequence[int]) -> tuple[int, Viewer]:
+    numel, view_of = _every_other(shape)
+    return numel, lambda flat: view_of(flat).conj()
+
+
 LAYOUTS: dict[str, Callable[[Sequence[int]], tuple[int, Viewer]]] = {
     "contiguous": _contiguous,
     "offset": _offset,
@@ -122,7 +140,16 @@ LAYOUTS: dict[str, Callable[[Sequence[int]], tuple[int, Viewer]]] = {
     "sliced": _sliced,
     "every other": _every_other,
     "channels last": _channels_last,
+    "imaginary": _imaginary,
+    "conjugate": _conjugate,
+    "every other conjugate": _every_other_conjugate,
 }
+
+
+def layouts_of(dtype: torch.dtype) -> list[str]:
+    """The layouts that there are for a dtype."""
+    lazy = {"imaginary": dtype in (torch.float32, torch.float64), "conjugate": dtype.is_complex}
+    return [name for name in LAYOUTS if lazy.get(name.removeprefix("every other "), True)]
 
 
 @dataclass
@@ -148,41 +175,7 @@ class Placement:
 
 def values_of(job: Job, rank: int) -> torch.Tensor:
     """The contribution of one rank, 1-D."""
-    random = np.random.default_rng([job.seed, rank])
-    dtype = job.cell.dtype
-    if dtype == torch.bool:
-        odds = {"bxor": 0.5, **dict.fromkeys(("prod", "min", "band"), 0.9)}.get(job.cell.op, 0.1)
-        return torch.from_numpy(random.random(job.numel) < odds)
-    if dtype.is_floating_point:
-        # NumPy gives an array of one element any stride, and a stride of 0 has no bytes to look at.
-        return torch.empty(job.numel, dtype=dtype).copy_(torch.from_numpy(_floats(random, job)))
-    return _integers(random, job)
-
-
-def _floats(random: np.random.Generator, job: Job) -> Array:
-    """Over many magnitudes, but so that no partial result leaves the range of any float type."""
-    if job.cell.op == "prod":
-        values = random.choice([-1.0, 1.0], job.numel) * 2.0 ** random.uniform(-1, 1, job.numel)
-    else:
-        values = random.standard_normal(job.numel) * 2.0 ** random.uniform(-6, 6, job.numel)
-    if job.is_special:
-        special = random.random(job.numel) < 0.15
-        values[special] = random.choice(_SPECIAL, int(special.sum()))
-        values[:1] = -0.0
-    return values
-
-
-def _integers(random: np.random.Generator, job: Job) -> torch.Tensor:
-    """Any bits, so that sums and products wrap around; biased where many ranks would leave all zeros or all ones."""
-    info = torch.iinfo(job.cell.dtype)
-    if job.is_special:
-        extremes = torch.tensor([info.min, info.max, 0, 1, info.max - 1], dtype=job.cell.dtype)
-        return extremes[torch.from_numpy(random.integers(0, 5, job.numel))]
-    several = 3 if job.cell.op in ("band", "bor") else 1
-    bits = random.integers(0, 256, (several, job.nbytes), dtype=np.uint8)
-    folded = np.bitwise_or.reduce(bits) if job.cell.op == "band" else np.bitwise_and.reduce(bits)
-    values = torch.from_numpy(folded).view(job.cell.dtype) if job.numel else torch.empty(0, dtype=job.cell.dtype)
-    return values | 1 if job.cell.op == "prod" else values
+    return draw_values(job.cell, job.numel, job.is_special, (job.seed, rank))
 
 
 def play(comm: Communicator, jobs: Sequence[Job]) -> list[Outcome]:
@@ -205,7 +198,9 @@ def _play_one(comm: Communicator, job: Job) -> Outcome:
     comm._planner.pool.poison()
     comm.counters.reset()
     call: Any = comm.all_reduce
-    options = {"out": target.tensor} if job.uses_out else {}
+    options: dict[str, Any] = {"out": target.tensor} if job.uses_out else {}
+    if cell.wire is not None:
+        options["wire_dtype"] = str(cell.wire).removeprefix("torch.") if job.seed % 2 else cell.wire
     returned = call(source.tensor, cell.op, algorithm, order, async_op=job.is_async, **options)
     returned = returned.wait() if job.is_async else returned
     assert returned is target.tensor

@@ -6,33 +6,31 @@ import random
 import zlib
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
-from hypothesis import strategies as st
 
 import microddp
 from microddp import Communicator
 from microddp.transport.base import Transport
 from microddp.transport.thread import run_thread_ranks
-from tests.matrix import CHOSEN, DTYPES, ILLEGAL, LEGAL, OPS, ROWS, Cell
+from tests.matrix import CHOSEN, DTYPES, ILLEGAL, ILLEGAL_WIRES, LEGAL, OPS, ROWS, Cell
 from tests.matrix_oracle import check
-from tests.matrix_tools import LAYOUTS, Job, Outcome, play, poisoned_staging
+from tests.matrix_strategies import Batch, batches, cells_of
+from tests.matrix_tools import Job, Outcome, layouts_of, play, poisoned_staging
 
 pytestmark = pytest.mark.timeout(120)
 
-NUM_LEGAL = 434
-NUM_ILLEGAL = 126
-MIN_EXAMPLES = 5
-MAX_NUMEL = 2000
-MAX_SLICES = 64  # over all ranks: a plan in Python grows with them, what they can show does not
+NUM_LEGAL = 1463
+NUM_ON_A_WIRE = 770  # of the legal ones
+NUM_ILLEGAL = 259
+NUM_ILLEGAL_WIRES = 1474
+MIN_EXAMPLES = {False: 5, True: 3}  # of a cell, by whether it is new
 TIMEOUT_S = 60.0
 
-GROUPS = [(row, op) for row in (*ROWS, CHOSEN) for op in OPS]
-FACTORS = (1, 2, 3, 4, 5, 7, 8)
+GROUPS = [(row, op, is_new) for row in (*ROWS, CHOSEN) for op in OPS for is_new in (False, True)]
 
 examples: Counter[Cell] = Counter()  # of this run
 seen: Counter[Any] = Counter()
@@ -42,68 +40,6 @@ seen: Counter[Any] = Counter()
 def poison() -> Iterator[None]:
     with poisoned_staging():
         yield
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Jobs that one set of rank threads runs one after the other; slicing None: the library's own."""
-
-    world_size: int
-    slice_nbytes: int | None
-    num_slots: int | None
-    jobs: tuple[Job, ...]
-
-
-@st.composite
-def batches(draw: st.DrawFn, row: str, op: str) -> Batch:
-    """One job for each dtype of the operator."""
-    world_size = draw(st.sampled_from((4, 3, 2, 5, 8, 9, 7, 6, 1)), label="world_size")
-    is_sliced = draw(st.integers(0, 4)) < 4
-    slice_nbytes = draw(st.integers(1, 16)) * 16 if is_sliced else None
-    num_slots = draw(st.integers(2, 4)) if is_sliced else None
-    jobs = tuple(draw(jobs_of(Cell(row, op, dtype), world_size, slice_nbytes)) for dtype in OPS[op])
-    return Batch(world_size, slice_nbytes, num_slots, jobs)
-
-
-@st.composite
-def jobs_of(draw: st.DrawFn, cell: Cell, world_size: int, slice_nbytes: int | None) -> Job:
-    numel = draw(numels(world_size, cell.dtype.itemsize))
-    if slice_nbytes is not None:
-        numel = min(numel, MAX_SLICES // world_size * slice_nbytes // cell.dtype.itemsize)
-    return Job(
-        cell,
-        draw(shapes(numel)),
-        layout=draw(st.sampled_from(list(LAYOUTS))),
-        layouts_differ=draw(st.booleans()),
-        uses_out=draw(st.booleans()),
-        is_async=draw(st.integers(0, 3)) == 3,
-        is_special=draw(st.integers(0, 3)) == 3,
-        seed=draw(st.integers(0, 2**32 - 1)),
-    )
-
-
-def numels(world_size: int, itemsize: int) -> st.SearchStrategy[int]:
-    """Where chunks are even, uneven, short and empty."""
-    unit = 16 // itemsize * world_size
-    return st.one_of(
-        st.just(world_size),
-        st.integers(0, world_size),
-        st.integers(1, MAX_NUMEL // unit).map(lambda count: count * unit),
-        st.integers(1, max(1, 40 // itemsize)).map(lambda count: count * unit + 1),
-        st.integers(world_size, 20 * world_size),
-        st.integers(0, MAX_NUMEL),
-    )
-
-
-@st.composite
-def shapes(draw: st.DrawFn, numel: int) -> tuple[int, ...]:
-    if numel == 1 and draw(st.booleans()):
-        return ()
-    shape: tuple[int, ...] = (numel,)
-    for _ in range(draw(st.integers(0, 2))):
-        factor = draw(st.sampled_from([each for each in FACTORS if shape[-1] % each == 0]))
-        shape = (*shape[:-1], factor, shape[-1] // factor)
-    return shape
 
 
 def run(batch: Batch) -> list[list[Outcome]]:
@@ -118,25 +54,31 @@ def run(batch: Batch) -> list[list[Outcome]]:
     return run_thread_ranks(body, batch.world_size, timeout=TIMEOUT_S)
 
 
-def num_examples() -> int:
+def num_examples(is_new: bool) -> int:
     """One more than five, as a search may begin with its simplest example; a search in depth takes many."""
-    return MIN_EXAMPLES + 1 if settings().derandomize else settings().max_examples // 20
+    return MIN_EXAMPLES[is_new] + (not is_new) if settings().derandomize else settings().max_examples // 20
 
 
-def seed_of(row: str, op: str) -> int:
+def seed_of(*group: object) -> int:
     """One for each group, or all would draw the same examples; another in each run of a search in depth."""
-    return zlib.crc32(f"{row} {op}".encode()) if settings().derandomize else random.getrandbits(32)
+    return zlib.crc32(str(group).encode()) if settings().derandomize else random.getrandbits(32)
 
 
-@pytest.mark.parametrize(("row", "op"), GROUPS, ids=[f"{row} {op}".replace(" ", "-") for row, op in GROUPS])
-def test_legal_cells(row: str, op: str) -> None:
+def id_of(row: str, op: str, is_new: bool) -> str:
+    return f"{row} {op}{' new' if is_new else ''}".replace(" ", "-")
+
+
+@pytest.mark.parametrize(("row", "op", "is_new"), GROUPS, ids=[id_of(*group) for group in GROUPS])
+def test_legal_cells(row: str, op: str, is_new: bool) -> None:
     ran: Counter[Cell] = Counter()
 
-    @seed(seed_of(row, op))
+    @seed(seed_of(row, op, is_new))
     @settings(
-        max_examples=num_examples(), phases=[Phase.generate, Phase.shrink], suppress_health_check=list(HealthCheck)
+        max_examples=num_examples(is_new),
+        phases=[Phase.generate] if is_new else [Phase.generate, Phase.shrink],  # a large batch shrinks for minutes
+        suppress_health_check=list(HealthCheck),
     )
-    @given(batches(row, op))
+    @given(batches(row, op, is_new))
     def search(batch: Batch) -> None:
         outcomes = run(batch)
         for number, job in enumerate(batch.jobs):
@@ -145,7 +87,7 @@ def test_legal_cells(row: str, op: str) -> None:
             note(batch, job)
 
     search()
-    assert all(ran[Cell(row, op, dtype)] >= MIN_EXAMPLES for dtype in OPS[op]), ran
+    assert all(ran[cell] >= MIN_EXAMPLES[is_new] for cell in cells_of(row, op, is_new)), ran
     examples.update(ran)
 
 
@@ -167,6 +109,7 @@ def note(batch: Batch, job: Job) -> None:
         "async": job.is_async,
         job.layout: True,
         f"{world_size} ranks": True,
+        "on a wire": job.cell.wire is not None and world_size > 1 and numel > 0,
         **{f"{number} slots": batch.num_slots == number for number in (2, 3, 4)},
     }
     for name, is_so in tried.items():
@@ -174,28 +117,59 @@ def note(batch: Batch, job: Job) -> None:
 
 
 @pytest.mark.parametrize("row", [*ROWS, CHOSEN])
+def test_one_element_in_every_layout(row: str) -> None:
+    """Which torch calls contiguous whatever its stride."""
+    layouts = [(dtype, layout) for dtype in DTYPES for layout in layouts_of(dtype)]
+    jobs = tuple(
+        Job(Cell(row, "sum", dtype), (1,), layout, uses_out=number % 3 == 0)
+        for number, (dtype, layout) in enumerate(layouts)
+    )
+    outcomes = run(Batch(2, None, None, jobs))
+    for number, job in enumerate(jobs):
+        check(job, [each[number] for each in outcomes])
+
+
+@pytest.mark.parametrize("row", [*ROWS, CHOSEN])
 def test_illegal_cells_are_refused_by_every_rank(row: str) -> None:
-    algorithm, order = (None, None) if row == CHOSEN else (ROWS[row].algorithm, ROWS[row].order)
     cells = [cell for cell in ILLEGAL if cell.row == row]
+    for rank, errors in enumerate(refused(row, cells, every=1)):
+        for cell, error in zip(cells, errors, strict=True):
+            wanted = f"'{cell.op}' is not defined on {str(cell.dtype)[6:]};"
+            assert type(error) is TypeError and f"rank {rank} of 3" in str(error) and wanted in str(error), error
+
+
+@pytest.mark.parametrize("row", [*ROWS, CHOSEN])
+def test_illegal_wire_types_are_refused_by_every_rank(row: str) -> None:
+    cells = [cell for cell in ILLEGAL_WIRES if cell.row == row]
+    for rank, errors in enumerate(refused(row, cells, every=10)):
+        for cell, error in zip(cells, errors, strict=True):
+            data, wire = str(cell.dtype)[6:], str(cell.travels)[6:]
+            if cell.dtype.is_floating_point and cell.travels.is_floating_point:
+                wanted = f"{data} cannot travel as {wire}: it would be rounded twice"
+            else:
+                wanted = f"wire_dtype converts between floats only: x is {data}, not {wire}"
+            assert type(error) is TypeError and f"rank {rank} of 3" in str(error) and wanted in str(error), error
+
+
+def refused(row: str, cells: list[Cell], *, every: int) -> list[list[BaseException | None]]:
+    """What each rank raises for each cell; after that many of them it is seen that a legal call still works."""
+    algorithm, order = (None, None) if row == CHOSEN else (ROWS[row].algorithm, ROWS[row].order)
 
     def body(comm: Communicator) -> list[BaseException | None]:
         errors: list[BaseException | None] = []
-        for number, (_, op, dtype) in enumerate(cells):
-            x = torch.ones(5, dtype=dtype)
+        for number, cell in enumerate(cells):
+            x = torch.ones(5, dtype=cell.dtype)
             try:
-                comm.all_reduce(x, op, algorithm, order)
+                comm.all_reduce(x, cell.op, algorithm, order, wire_dtype=cell.wire)
                 errors.append(None)
             except Exception as error:
                 errors.append(error)
-            assert torch.equal(x, torch.ones(5, dtype=dtype))
-            assert comm.all_reduce(torch.tensor([number * 10 + comm.rank])).tolist() == [30 * number + 3]
+            assert torch.equal(x, torch.ones(5, dtype=cell.dtype))
+            if number % every == 0:
+                assert comm.all_reduce(torch.tensor([number * 10 + comm.rank])).tolist() == [30 * number + 3]
         return errors
 
-    for rank, errors in enumerate(microddp.run_threads(body, 3, timeout=TIMEOUT_S)):
-        for (_, op, dtype), error in zip(cells, errors, strict=True):
-            assert type(error) is TypeError, error
-            text = str(error)
-            assert f"rank {rank} of 3" in text and f"'{op}' is not defined on {str(dtype)[6:]};" in text
+    return microddp.run_threads(body, 3, timeout=TIMEOUT_S)
 
 
 @pytest.mark.parametrize("row", [*ROWS, CHOSEN])
@@ -214,16 +188,25 @@ def test_expanded_tensor_is_refused_in_place_by_every_rank(row: str) -> None:
 
 
 def test_number_of_cells(capsys: pytest.CaptureFixture[str]) -> None:
-    cells = [Cell(row, op, dtype) for row, op in GROUPS for dtype in OPS[op]]
+    on_a_wire = [cell for cell in LEGAL if cell.wire is not None]
     with capsys.disabled():
-        print(f"\nmatrix: {len(LEGAL)} legal cells, {len(ILLEGAL)} illegal, {sum(examples.values())} examples run")
-    assert cells == LEGAL and len(set(cells)) == NUM_LEGAL
-    assert len(set(ILLEGAL)) == NUM_ILLEGAL and not set(ILLEGAL) & set(LEGAL)
-    assert set(ILLEGAL) | set(LEGAL) == {
-        Cell(row, op, dtype) for row in (*ROWS, CHOSEN) for op in OPS for dtype in OPS["sum"]
+        print(
+            f"\nmatrix: {len(LEGAL)} legal cells, {len(on_a_wire)} of them on a wire type; illegal: {len(ILLEGAL)}, "
+            f"{len(ILLEGAL_WIRES)} for the wire type; {sum(examples.values())} examples run"
+        )
+    grouped = [cell for group in GROUPS for cell in cells_of(*group)]
+    assert len(LEGAL) == len(grouped) == NUM_LEGAL and set(grouped) == set(LEGAL)
+    assert len(set(on_a_wire)) == NUM_ON_A_WIRE
+    assert len(ILLEGAL) == len(set(ILLEGAL)) == NUM_ILLEGAL and not set(ILLEGAL) & set(LEGAL)
+    assert set(ILLEGAL) | {cell for cell in LEGAL if cell.wire is None} == {
+        Cell(row, op, dtype) for row in (*ROWS, CHOSEN) for op in OPS for dtype in DTYPES
     }
-    rows = {each.row for each in examples}
+    legal_wires, illegal_wires = ({cell[1:] for cell in cells} for cells in (on_a_wire, ILLEGAL_WIRES))
+    assert len(ILLEGAL_WIRES) == len(illegal_wires) == NUM_ILLEGAL_WIRES and not legal_wires & illegal_wires
+    assert legal_wires | illegal_wires == {
+        (op, dtype, wire) for op, dtypes in OPS.items() for dtype in dtypes for wire in DTYPES if wire != dtype
+    }
     if set(examples) == set(LEGAL):  # all groups ran, and passed
-        assert min(examples.values()) >= MIN_EXAMPLES
+        assert all(count >= MIN_EXAMPLES[cell.is_new] for cell, count in examples.items())
         names = {name for _, name in seen}
-        assert not [(row, name) for row in rows for name in names if not seen[row, name]]
+        assert not [(row, name) for row in (*ROWS, CHOSEN) for name in names if not seen[row, name]]

@@ -101,9 +101,11 @@ def _inspected(cases: list[Case]) -> list[KernelFacts | KernelFailure]:
     found: dict[int, KernelFacts | KernelFailure] = {}
     try:
         with Progress("compiling", len(cases)) as progress:
+            progress.step(cases[0].text)
             for index, each in inspect_cases(cases):
-                progress.step(each.case.text)
                 found[index] = each
+                if len(found) < len(cases):
+                    progress.step(cases[len(found)].text)
     except InspectionError as error:
         raise MicroddpError(str(error)) from error
     return [each for _, each in sorted(found.items())]

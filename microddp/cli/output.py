@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import shutil
 import sys
 import textwrap
@@ -76,27 +77,27 @@ class Output:
         self.line()
         self.line(text, "bold")
 
-    def table(self, columns: Sequence[Column], rows: Iterable[Sequence[str]], separate: Iterable[int] = ()) -> None:
+    def table(
+        self,
+        columns: Sequence[Column],
+        rows: Iterable[Sequence[str]],
+        separate: Iterable[int] = (),
+        *,
+        may_close_up: bool = False,
+    ) -> None:
         """A table. Cells that say OK or yes, MISMATCH or NO, are coloured on a terminal.
 
         Args:
             columns: what stands where.
             rows: the cells, as text.
             separate: the indices of the rows after which an empty line follows.
+            may_close_up: the columns stand one space apart instead of two where the table would be too wide otherwise.
         """
-        from rich import box
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-        for column in columns:
-            table.add_column(column.header, justify=column.align, no_wrap=True)
-        gaps = set(separate)
-        for number, row in enumerate(rows):
-            table.add_row(*(Text(cell, style=_style(cell)) for cell in row))
-            if number in gaps:
-                table.add_row(*("" for _ in row))
-        self._write(self._render(table, ""))
+        rows, gaps = list(rows), set(separate)
+        text = self._render(_table(columns, rows, gaps, padding=1), "")
+        if may_close_up and _text_width(text) > self.width:
+            text = self._render(_table(columns, rows, gaps, padding=0), "")
+        self._write(text)
 
     def pairs(self, rows: Iterable[Sequence[str]], wrap_at: int) -> None:
         """Names and what is to be said of each, in two columns; the second wraps."""
@@ -126,6 +127,26 @@ class Output:
     def _write(self, text: str) -> None:
         self.stream.write(ascii_text(text, self.stream.encoding or "utf-8"))
         self.stream.flush()
+
+
+def _table(columns: Sequence[Column], rows: Iterable[Sequence[str]], gaps: set[int], padding: int) -> Any:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, padding, 0, 0), header_style="bold")
+    for column in columns:
+        table.add_column(column.header, justify=column.align, no_wrap=True)
+    for number, row in enumerate(rows):
+        table.add_row(*(Text(cell, style=_style(cell)) for cell in row))
+        if number in gaps:
+            table.add_row(*("" for _ in row))
+    return table
+
+
+def _text_width(text: str) -> int:
+    """Of the longest line, without the colours."""
+    return max((len(re.sub(r"\x1b\[[0-9;]*m", "", line)) for line in text.splitlines()), default=0)
 
 
 def _style(cell: str) -> str:

@@ -74,7 +74,7 @@ def load_operator(name: str) -> ReduceOp:
         raise ValueError(f"operator {name!r}: {module_name} has no {attribute!r}; its operators: {known or 'none'}")
     op = getattr(module, attribute)
     if not isinstance(op, ReduceOp):
-        raise TypeError(f"{name!r} is no operator but a {type(op).__name__}: declare it with @microddp.reduce_op")
+        raise TypeError(f"{name!r} is no operator but of type {type(op).__name__}: declare it with @microddp.reduce_op")
     return op
 
 

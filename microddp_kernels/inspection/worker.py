@@ -35,13 +35,22 @@ def main() -> None:
 
 
 def _text(error: BaseException) -> str:
-    """The error, and what the compiler gives as its causes."""
+    """The error and what the compiler gives as its causes: the way to it through the user's functions."""
+    from triton.runtime.jit import JITFunction
+
+    modules = [module for name, module in sys.modules.items() if name.startswith("microddp_kernels.")]
+    functions = {each for module in modules for each in vars(module).values() if isinstance(each, JITFunction)}
+    of_kernels = {each.src for each in functions}
     parts: list[str] = []
-    while True:
-        parts.append(f"{type(error).__name__}: {str(error).strip()}")
-        if error.__cause__ is None:
-            return "\n".join(dict.fromkeys(parts))
+    while error.__cause__ is not None:
+        if getattr(error, "src", None) not in of_kernels:
+            parts.append(_line(error))
         error = error.__cause__
+    return "\n".join(dict.fromkeys([*parts, _line(error)]))
+
+
+def _line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {str(error).strip()}"
 
 
 if __name__ == "__main__":

@@ -239,11 +239,7 @@ def test_stopping_early_leaves_no_process() -> None:
     [
         ("no.such:op", ValueError, "cannot import no.such: ModuleNotFoundError"),
         (f"{BROKEN}:nothing", ValueError, "has no 'nothing'; its operators: asks_for_fma, float_only, product_and_sum"),
-        (
-            f"{BROKEN}:not_an_operator",
-            TypeError,
-            "is no operator but a JITFunction: declare it with @microddp.reduce_op",
-        ),
+        (f"{BROKEN}:not_an_operator", TypeError, "is no operator but of type JITFunction: declare it with @microddp"),
         ("plus", ValueError, "unknown operator 'plus'"),
     ],
 )

@@ -13,7 +13,8 @@ from microddp.testing.functions import is_exactly_rounded
 from microddp.testing.report import CheckRecord, OperatorError
 from microddp.testing.runners import Runner, names_of, on_every_type
 from microddp.testing.samples import Sampler, draw_operands
-from microddp.testing.states import Array, Lanes, column, convert, describe, difficulty, is_float, num_rows
+from microddp.testing.states import Array, Lanes, column, convert, describe, difficulty, is_float, num_rows, take
+from microddp_kernels.dtypes import dtype_names
 from microddp_kernels.reduce_op import ReduceOp
 
 __all__ = ["Case", "Settings"]
@@ -21,6 +22,9 @@ __all__ = ["Case", "Settings"]
 _ULPS: Final = 4.0
 """Between launchers, where a function has no exact rounding rule."""
 
+_ROUNDINGS: Final = 8.0
+_NOISE: Final = 2.0**-44
+_NARROWEST: Final = {torch.float32: torch.float16, torch.bfloat16: torch.float16}
 _NARROWER: Final = {torch.float64: torch.float32, torch.complex128: torch.complex64}
 
 
@@ -60,10 +64,14 @@ class Case:
         self.accumulation = tuple(self.op.accumulation_dtype(dtype) for dtype in self.dtypes)
         self.law_dtypes = tuple(_law_dtype(dtype) for dtype in self.accumulation)
         self.operands = self._draw(self.dtypes)
+        self.is_widened = self._can_be_widened()
+        if not self.is_widened:
+            self.law_dtypes = self.accumulation
         # float64 itself has nothing wider to compute in: values of float32's range leave room for the results.
         narrower = self.dtypes
         if self.samples is None:
-            narrower = tuple(_NARROWER.get(dtype, dtype) for dtype in self.dtypes)
+            limits = _NARROWER if self.is_widened else _NARROWER | _NARROWEST
+            narrower = tuple(limits.get(dtype, dtype) for dtype in self.dtypes)
         same = narrower == self.dtypes
         self.law_operands = self.widened(self.operands if same else self._draw(narrower))
 
@@ -82,6 +90,39 @@ class Case:
     def count(self) -> int:
         """The number of combinations of operands."""
         return num_rows(self.op, self.operands[0])
+
+    def _can_be_widened(self) -> bool:
+        """Whether the operator can be computed in float64: some functions of Triton take float32 only."""
+        if self.law_dtypes == self.accumulation:
+            return True
+        few = [take(self.op, lanes, np.arange(2)) for lanes in self.operands[:2]]
+        try:
+            self.combine_widened(self.widened(few), 2 if self.op.finishes else None)
+        except OperatorError as error:
+            note = f"laws are checked in {names_of(self.accumulation)}, not in float64: {error.__cause__}"
+            if note not in self.runners[0].notes:
+                self.runners[0].notes.append(note)
+            return False
+        return True
+
+    @property
+    def law_rtol(self) -> float:
+        """What remains of rounding where laws are checked, at the largest value of the lane."""
+        return self.settings.rtol if self.is_widened else max(self.settings.rtol, _ROUNDINGS * self._law_eps)
+
+    @property
+    def law_noise(self) -> float:
+        """Relative errors put on everything that is combined, to see how much a result depends on rounding."""
+        return _NOISE if self.is_widened else _ROUNDINGS * self._law_eps
+
+    @property
+    def law_type(self) -> str:
+        """The float type in which laws are checked, for texts."""
+        return dtype_names([max((self.law_dtypes[lane] for lane in self.float_lanes), key=lambda each: each.itemsize)])
+
+    @property
+    def _law_eps(self) -> float:
+        return torch.finfo(self.coarsest).eps
 
     def widened(self, operands: Sequence[Lanes]) -> tuple[Lanes, ...]:
         """The operands in the types in which laws are checked."""

@@ -38,9 +38,10 @@ def check_operator(
     """Tests an operator on every combination of special operands and on random ones.
 
     - *commutative*, *associative*, where declared: in float64 (complex128), so that the rounding of the element type
-      plays no part; what remains of rounding is a tolerance of ``rtol`` at the largest value of the lane that occurs,
-      or more where small errors in what is combined are seen to make more. Exact on integers, wrapping around, and on
-      bool. Equal operands, infinities, NaN, subnormals and zeros of both signs are among the samples.
+      plays no part (in float32 if the operator calls what takes no other type, as the report then notes). What remains
+      of rounding is a tolerance of ``rtol`` at the largest value of the lane that occurs, or more where small errors in
+      what is combined are seen to make more. Exact on integers, wrapping around, and on bool. Equal operands,
+      infinities, NaN, subnormals and zeros of both signs are among the samples.
     - *nan propagates*, *nan ignored*, where claimed: NaN in a float lane of any operand makes that lane of the result
       NaN; or an operand of NaN in all its float lanes is as good as absent. In folds of two and of three operands.
     - *launchers agree*: to the bit if the operator's Triton functions call only what is rounded exactly, else within
@@ -72,8 +73,8 @@ def check_operator(
         rtol: see above.
         rounds_once: whether results are compared with float64's. False for an operator that measures its own rounding,
             such as a compensated sum, whose results are meant to be others in another type.
-        launchers: names of launchers; the first one also computes in float64. None: interpreter, eager, and compiled
-            if there is a GPU.
+        launchers: names of launchers; the first one also computes in float64. None: interpreter (unless the operator
+            calls functions of libdevice, which it does not know), eager, and compiled if there is a GPU.
 
     Returns:
         What was checked; ``print`` it.
@@ -93,7 +94,7 @@ def check_operator(
     combinations = _every_combination(op) if dtypes is None else [_checked(op, each) for each in dtypes]
     if not combinations:
         raise ValueError("dtypes must name one element type at least")
-    runners = runners_named(launchers)
+    runners = runners_named(launchers, op)
     settings = Settings(seed, numel, max_ulps, zero_signs, rtol, rounds_once)
     records: list[CheckRecord] = []
     for each in combinations:

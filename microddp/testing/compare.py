@@ -74,7 +74,7 @@ def limited(stored: Array, exact: Array, dtype: torch.dtype) -> tuple[Array, Arr
 
 
 def perturbed(lanes: Lanes, size: float, seed: int) -> Lanes:
-    """float64 and complex128 lanes with relative errors of up to ``size``.
+    """Float and complex lanes with relative errors of up to ``size``.
 
     The error is a function of the value, so that equal values of a lane stay equal, and comparisons of them come out as
     before. It is another one in each lane: what one lane cancels of another is not exact.
@@ -87,11 +87,11 @@ def perturbed(lanes: Lanes, size: float, seed: int) -> Lanes:
 
 def _perturbed_one(tensor: torch.Tensor, size: float, seed: int) -> torch.Tensor:
     parts = torch.view_as_real(tensor).reshape(-1) if tensor.dtype.is_complex else tensor
-    values = parts.numpy()
+    values = parts.double().numpy()
     hashed = np.abs(values).view(np.uint64) ^ np.uint64(seed * 0x9E3779B97F4A7C15 % 2**64)
     for factor in (0xBF58476D1CE4E5B9, 0x94D049BB133111EB):
         hashed = (hashed ^ (hashed >> np.uint64(31))) * np.uint64(factor)
     errors = (hashed >> np.uint64(11)).astype(np.float64) / 2.0**52 - 1.0
     with np.errstate(over="ignore", invalid="ignore"):
-        moved = torch.from_numpy(values * (1.0 + size * errors))
+        moved = torch.from_numpy(values * (1.0 + size * errors)).to(parts.dtype)
     return torch.view_as_complex(moved.view(-1, 2)) if tensor.dtype.is_complex else moved

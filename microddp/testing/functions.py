@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from microddp_kernels.reduce_op import KernelFunction, ReduceOp
 
-__all__ = ["is_exactly_rounded"]
+__all__ = ["is_exactly_rounded", "uses_libdevice"]
 
 _ROUGHLY_ROUNDED: Final = frozenset(
     {"cos", "erf", "exp", "exp2", "fast_dividef", "fast_expf", "fdiv", "libdevice", "log", "log2"}
@@ -22,13 +22,22 @@ def is_exactly_rounded(op: ReduceOp, launcher: str) -> bool:
 
     It is seen from the names that occur in the functions and in those that they call.
     """
+    rough = _ROUGHLY_ROUNDED | (_ROUGHLY_ROUNDED_ON_A_GPU if launcher == "compiled" else frozenset())
+    return not _names(op) & rough
+
+
+def uses_libdevice(op: ReduceOp) -> bool:
+    """Whether a function of CUDA's libdevice is called, which Triton's interpreter does not know."""
+    return "libdevice" in _names(op)
+
+
+def _names(op: ReduceOp) -> set[str]:
     names: set[str] = set()
     seen: set[types.CodeType] = set()
     for function in (op.combine, op.complex_combine, op.finalize):
         if function is not None:
             _collect(function, names, seen)
-    rough = _ROUGHLY_ROUNDED | (_ROUGHLY_ROUNDED_ON_A_GPU if launcher == "compiled" else frozenset())
-    return not names & rough
+    return names
 
 
 def _collect(function: Any, names: set[str], seen: set[types.CodeType]) -> None:
@@ -50,6 +59,8 @@ def _collect(function: Any, names: set[str], seen: set[types.CodeType]) -> None:
             _collect(found, names, seen)
         elif callable(found):
             names.add(getattr(found, "__name__", ""))
+        if str(getattr(found, "__module__", "")).endswith(".libdevice"):
+            names.add("libdevice")
 
 
 def _divides(instruction: dis.Instruction) -> bool:

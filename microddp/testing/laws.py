@@ -15,9 +15,6 @@ from microddp.testing.states import Array, Lanes, is_float, take
 
 __all__ = ["check_laws"]
 
-_NOISE: Final = 2.0**-44
-"""Relative errors put on everything that is combined, to see how much a result depends on rounding."""
-
 _Combine = Callable[[Lanes, Lanes], Lanes]
 _Expression = Callable[..., Lanes]
 
@@ -64,7 +61,7 @@ def _check_law(case: Case, law: _Law) -> None:
     left, right = (expression(combine, *operands) for expression in law.expressions)
     zero_signs = case.is_plain if case.settings.zero_signs is None else case.settings.zero_signs
     tolerances = [
-        case.settings.rtol * magnitude(case.columns(seen, lane)) if is_float(dtype) else None
+        case.law_rtol * magnitude(case.columns(seen, lane)) if is_float(dtype) else None
         for lane, dtype in enumerate(case.law_dtypes)
     ]
     failing = differs(left, right, case.count, tolerances, zero_signs)
@@ -76,7 +73,7 @@ def _check_law(case: Case, law: _Law) -> None:
     case.require(
         law.name,
         f"is declared {law.name}, and is not{_hint(case, failing, left, right, zero_signs)}",
-        f"{case.runners[0].name} in float64" if case.float_lanes else case.runners[0].name,
+        f"{case.runners[0].name} in {case.law_type}" if case.float_lanes else case.runners[0].name,
         operands,
         list(zip(law.texts, (left, right))),
         failing,
@@ -117,7 +114,7 @@ def _beyond_rounding(
 
     still: Array = np.ones(len(rows), dtype=bool)
     for measure in (spread_of, spread_apart):
-        spread = measure(case, few_sides, evaluate, _NOISE)
+        spread = measure(case, few_sides, evaluate, case.law_noise)
         wider = [
             None if tolerance is None else tolerance[rows] + MARGIN * spread[lane]
             for lane, tolerance in enumerate(tolerances)

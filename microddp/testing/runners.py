@@ -9,6 +9,7 @@ from typing import Final
 
 import torch
 
+from microddp.testing.functions import uses_libdevice
 from microddp.testing.report import OperatorError
 from microddp.testing.states import Lanes, as_values, bytes_of, describe, num_rows
 from microddp_kernels.dtypes import BOOL, COMPLEX, FLOATS, FLOATS8, INTEGERS, UNSIGNED, dtype_names
@@ -34,15 +35,16 @@ def names_of(dtypes: Sequence[torch.dtype]) -> str:
     return ", ".join(dtype_names([dtype]) for dtype in dtypes)
 
 
-def runners_named(names: Sequence[str] | None) -> tuple[Runner, ...]:
-    """The runners for launchers of these names; by default all that this machine has, the interpreter first.
+def runners_named(names: Sequence[str] | None, op: ReduceOp) -> tuple[Runner, ...]:
+    """The runners for launchers of these names; by default all that this machine has and ``op`` can be run by.
 
     Raises:
         ValueError: no launcher has one of these names.
         ImportError: a launcher needs Triton, which is not installed.
     """
     if names is None:
-        names = ("interpreter", "eager", *(("compiled",) if torch.cuda.is_available() else ()))
+        interpreted = () if uses_libdevice(op) else ("interpreter",)
+        names = (*interpreted, "eager", *(("compiled",) if torch.cuda.is_available() else ()))
     if not names:
         raise ValueError("launchers must name one launcher at least")
     return tuple(Runner(name) for name in names)

@@ -62,7 +62,12 @@ def _states(
     if not op.lanes:
         return (default_values(random, numel, dtypes[0]),)
     counts = [numel * (_WIDTH if lane.wide else 1) for lane in op.lanes]
-    return tuple(_mixed_values(random, count, dtype) for dtype, count in zip(dtypes, counts))
+    lanes = [_mixed_values(random, count, dtype) for dtype, count in zip(dtypes, counts)]
+    for lane in range(1, len(lanes)):  # lanes that equal each other in one state
+        if dtypes[lane] == dtypes[lane - 1] and counts[lane] == counts[lane - 1]:
+            at = torch.from_numpy(np.flatnonzero(random.integers(0, 6, counts[lane]) == 0))
+            bytes_of(lanes[lane])[at] = bytes_of(lanes[lane - 1])[at]
+    return tuple(lanes)
 
 
 def _checked(op: ReduceOp, values: Values, numel: int, dtypes: tuple[torch.dtype, ...]) -> Lanes:
@@ -155,7 +160,7 @@ def _any(random: np.random.Generator, numel: int, dtype: torch.dtype) -> torch.T
 
 
 def _moderate(random: np.random.Generator, numel: int, dtype: torch.dtype) -> torch.Tensor:
-    """Normal floats, a third of them of other sizes; integers of every number of bits."""
+    """Normal floats, half of them of other sizes; integers of every number of bits."""
     if dtype.is_complex:
         real, imaginary = (_moderate(random, numel, dtype.to_real()) for _ in range(2))
         return torch.complex(real, imaginary)
@@ -166,5 +171,5 @@ def _moderate(random: np.random.Generator, numel: int, dtype: torch.dtype) -> to
         sizes = torch.from_numpy(np.exp2(random.uniform(0, bits, numel)).astype(np.uint64).view(np.int64))
         is_negative = torch.from_numpy(random.integers(0, 2, numel) > 0) & (torch.iinfo(dtype).min < 0)
         return torch.where(is_negative, -sizes, sizes).to(dtype)
-    scales = np.where(random.integers(0, 3, numel) == 0, np.exp2(random.uniform(-5, 6, numel)), 1.0)
+    scales = np.where(random.integers(0, 2, numel) == 0, np.exp2(random.uniform(-5, 10, numel)), 1.0)
     return torch.from_numpy(random.standard_normal(numel) * scales).to(dtype)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -11,12 +11,15 @@ from microddp_kernels.evaluate.errors import NotEvaluable
 
 __all__ = ["bitcast", "convert", "number_as", "tensor_of"]
 
+_MASKS: Final = {"uint16": 2**16 - 1, "uint32": 2**32 - 1, "uint64": -1}
+_LARGE: Final = 2**31
+
 
 def convert(tensor: torch.Tensor, source: Any, target: Any) -> torch.Tensor:
     """``tensor`` of the Triton type ``source`` in the type ``target``: floats are rounded to nearest, ties to even.
 
     Raises:
-        NotEvaluable: the conversion would be rounded twice, or to 8 bits, where machines disagree.
+        NotEvaluable: the conversion would be to 8 bits, where machines disagree.
     """
     if source is target:
         return tensor
@@ -36,8 +39,6 @@ def _to_float(tensor: torch.Tensor, source: Any, target: Any, storage: torch.dty
     if target.is_fp8():
         raise NotEvaluable(f"a conversion to {target}")
     if target is FP16 or target is BF16:
-        if source is FP64 or (source.is_int() and source.primitive_bitwidth > 16):
-            raise NotEvaluable(f"a conversion of {source} to {target}: torch rounds it twice")
         return _to_float32(tensor, source).to(storage)
     if source.name == "uint64":
         halved = ((tensor >> 1) & (2**63 - 1)) | (tensor & 1)  # the lowest bit stays, so that rounding sees it
@@ -48,9 +49,32 @@ def _to_float(tensor: torch.Tensor, source: Any, target: Any, storage: torch.dty
 
 
 def _to_float32(tensor: torch.Tensor, source: Any) -> torch.Tensor:
+    """Rounded to odd, so that what is rounded to 16 bits next is rounded once (Boldo and Melquiond, 2008)."""
+    if source is FP64:
+        return _to_odd(tensor)
     if source.name in SIGN_BITS:
-        tensor = tensor.to(torch.int32) & 0xFFFF
-    return tensor.to(torch.float32)
+        tensor = tensor.to(torch.int64) & _MASKS[source.name]
+    if not source.is_int() or source.primitive_bitwidth <= 16:
+        return tensor.to(torch.float32)
+    if source.primitive_bitwidth < 64:
+        return _to_odd(tensor.to(torch.float64))
+    # float64 has no room for 64 bits; of a large number the last 20 count only by whether they are zero.
+    is_large = (tensor < (0 if source.name == "uint64" else -_LARGE)) | (tensor >= _LARGE)
+    high = tensor >> 20
+    if source.name == "uint64":
+        high = high & (2**44 - 1)
+    odd = high | (tensor & (2**20 - 1) != 0).to(torch.int64)
+    return _to_odd(torch.where(is_large, odd.to(torch.float64) * 2.0**20, tensor.to(torch.float64)))
+
+
+def _to_odd(tensor: torch.Tensor) -> torch.Tensor:
+    """float64 in float32: the neighbour whose last bit is set, if it lies between two."""
+    nearest = tensor.to(torch.float32)
+    back = nearest.to(torch.float64)
+    bits = nearest.view(torch.int32)
+    moves = (back != tensor) & torch.isfinite(nearest) & (bits & 1 == 0)
+    outwards = torch.where(tensor.abs() > back.abs(), 1, -1)
+    return torch.where(moves, bits + outwards, bits).to(torch.int32).view(torch.float32)
 
 
 def _float_to_integer(tensor: torch.Tensor, target: Any, storage: torch.dtype) -> torch.Tensor:

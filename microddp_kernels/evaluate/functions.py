@@ -17,6 +17,7 @@ from microddp_kernels.evaluate.value import Value, as_value, cast, paired_tensor
 
 __all__ = ["FUNCTIONS", "dynamic_range"]
 
+_BITS: Final = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 _ALL_NAN: Final = tl.PropagateNan.ALL
 _NO_NAN: Final = tl.PropagateNan.NONE
 
@@ -52,10 +53,10 @@ def _ordered(select: Any, of_signs: Any, first: torch.Tensor, second: torch.Tens
     Which one depends on the place and on the order of the operands, so that in both orders both are seen.
     """
     found: torch.Tensor = select(first, second)
-    is_zero = found == 0
-    if not is_zero.any():
+    if torch.count_nonzero(found) == found.numel():
         return found
-    bits = torch.int64 if found.dtype == torch.float64 else torch.int32
+    is_zero = found == 0
+    bits = _BITS[found.element_size()]
     zeros = of_signs(found.view(bits), select(second, first).view(bits)).view(found.dtype)
     return torch.where(is_zero, zeros, found)
 

@@ -67,14 +67,21 @@ def divide_integers(first: torch.Tensor, second: torch.Tensor, dtype: Any) -> Re
         raise NotEvaluable("the division of uint64 numbers")
     if dtype.name in SIGN_BITS:
         mask = (1 << dtype.primitive_bitwidth) - 1
-        quotient = torch.div(first.long() & mask, second.long() & mask, rounding_mode="trunc")
+        quotient = _quotient(first.long() & mask, second.long() & mask)
         return quotient.to(first.dtype), dtype
     if dtype.is_int_unsigned():
-        return torch.div(first, second, rounding_mode="trunc"), dtype
+        return _quotient(first, second), dtype
     # The most negative number divided by -1 kills the process: it does not fit, and the processor traps.
     negated = second == -1
-    quotient = torch.div(first, torch.where(negated, torch.ones_like(second), second), rounding_mode="trunc")
+    quotient = _quotient(first, torch.where(negated, torch.ones_like(second), second))
     return torch.where(negated, -quotient, quotient), dtype
+
+
+def _quotient(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """Towards zero. By zero it is something, as on a GPU, where `tl.where` may leave it; torch would raise."""
+    is_zero = second == 0
+    quotient = torch.div(first, torch.where(is_zero, torch.ones_like(second), second), rounding_mode="trunc")
+    return torch.where(is_zero, torch.zeros_like(quotient), quotient)
 
 
 def remainder(first: torch.Tensor, second: torch.Tensor, dtype: Any) -> Result:

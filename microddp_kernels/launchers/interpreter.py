@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -22,6 +22,7 @@ from triton.runtime.jit import JITFunction
 from microddp_kernels.launchers.base import Launcher
 from microddp_kernels.launchers.blocks import combine_on_blocks, copy_on_blocks
 from microddp_kernels.launchers.checks import check_devices, lanes_of
+from microddp_kernels.launchers.interpreter_builder import METHODS
 from microddp_kernels.launchers.packs import make_table, pack_on_blocks
 from microddp_kernels.reduce_op import CombineSpec, Values
 
@@ -128,53 +129,16 @@ def _callable_jit_functions() -> Iterator[None]:
     # the modules among a function's globals. Here both are, around what the executor patches and restores.
     patches = triton_interpreter._patch_lang(types.SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
     JITFunction.__call__ = _interpreted_call
-    selections = {name: getattr(InterpreterBuilder, name) for name in _SELECTIONS}
-    for name, selection in _SELECTIONS.items():
-        setattr(InterpreterBuilder, name, selection)
+    methods = {name: getattr(InterpreterBuilder, name) for name in METHODS}
+    for name, method in METHODS.items():
+        setattr(InterpreterBuilder, name, method)
     try:
         yield
     finally:
-        for name, selection in selections.items():
-            setattr(InterpreterBuilder, name, selection)
+        for name, method in methods.items():
+            setattr(InterpreterBuilder, name, method)
         JITFunction.__call__ = compiled_call
         patches.restore()
-
-
-def _ordered(select: Any, of_signs: Any) -> Callable[[Any, Any], Any]:
-    """``select`` of NumPy, which may return either of two zeros, as PTX has it: -0.0 is below 0.0."""
-
-    def function(first: Any, second: Any) -> Any:
-        found = select(first, second)
-        is_zero = found == 0
-        if not np.issubdtype(found.dtype, np.floating) or not is_zero.any():
-            return found
-        bits = np.dtype(f"i{found.dtype.itemsize}")
-        zeros = of_signs(found.view(bits), select(second, first).view(bits)).view(found.dtype)
-        return np.where(is_zero, zeros, found)
-
-    return function
-
-
-_MINIMUM: Final = _ordered(np.minimum, np.bitwise_or)
-_MAXIMUM: Final = _ordered(np.maximum, np.bitwise_and)
-_MINIMUM_BUT_NAN: Final = _ordered(np.fmin, np.bitwise_or)
-_MAXIMUM_BUT_NAN: Final = _ordered(np.fmax, np.bitwise_and)
-
-
-def _clamp(builder: Any, value: Any, low: Any, high: Any, propagate_nan: Any) -> Any:
-    skips = propagate_nan == tl.PropagateNan.NONE
-    largest, least = (_MAXIMUM_BUT_NAN, _MINIMUM_BUT_NAN) if skips else (_MAXIMUM, _MINIMUM)
-    return builder.binary_op(builder.binary_op(value, low, largest), high, least)
-
-
-_SELECTIONS: Final = {
-    "create_minimumf": lambda builder, first, second: builder.binary_op(first, second, _MINIMUM),
-    "create_maximumf": lambda builder, first, second: builder.binary_op(first, second, _MAXIMUM),
-    "create_minnumf": lambda builder, first, second: builder.binary_op(first, second, _MINIMUM_BUT_NAN),
-    "create_maxnumf": lambda builder, first, second: builder.binary_op(first, second, _MAXIMUM_BUT_NAN),
-    "create_clampf": _clamp,
-}
-"""Methods of the interpreter's builder to have instead of its own."""
 
 
 def _interpreted_call(function: Any, *args: Any, **kwargs: Any) -> Any:

@@ -203,5 +203,5 @@ def test_the_most_negative_number_divided_by_minus_one(tmp_path: Path) -> None:
         ones = torch.full((67,), -1, dtype=dtype)
         assert torch.equal(evaluate(op_of(module.f0), lowest, ones), lowest)
         assert torch.equal(evaluate(op_of(module.f1), lowest, ones), torch.zeros_like(lowest))
-    with pytest.raises(NotEvaluable, match="ZeroDivision"):
-        evaluate(op_of(module.f0), torch.ones(2, dtype=torch.int32), torch.zeros(2, dtype=torch.int32))
+        for function in (module.f0, module.f1):  # of any value, as on a GPU, and no error
+            assert evaluate(op_of(function), ones, torch.zeros_like(ones)).shape == ones.shape

@@ -122,6 +122,12 @@ MUTANTS = [
         "argmax, ties to the first operand", make_op(functions.argmax_first_wins, lanes=VALUE_AND_INDEX), "commutative"
     ),
     Mutant("argmax, NaN forgotten", make_op(functions.argmax_forgetting_nan, lanes=VALUE_AND_INDEX), "commutative"),
+    Mutant("half of the first, in float32 only", make_op(functions.half_of_the_first_added), "commutative"),
+    Mutant(
+        "another sign where lanes are equal",
+        make_op(functions.negated_where_lanes_are_equal, lanes=ENTRIES[:3]),
+        "associative",
+    ),
     Mutant("saturating integers", make_op(functions.saturating_add, I32), "associative"),
     Mutant("a sum through integers", make_op(functions.add_through_integers, nan="propagate"), "nan propagates"),
     Mutant("a sum rounded to float16", make_op(functions.add_in_float16), "associative"),

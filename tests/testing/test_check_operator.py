@@ -91,6 +91,18 @@ def test_what_measures_its_own_rounding_is_not_compared_with_float64() -> None:
     assert "launchers agree" in report.laws and "rounded once" not in report.laws
 
 
+def test_a_function_of_float32_only_is_checked_in_float32() -> None:
+    report = check_operator(make_op(functions.length_in_float32), numel=512)
+    assert {"commutative", "associative", "launchers agree"} <= set(report.laws)
+    assert any("laws are checked in float32, not in float64" in note for note in report.notes)
+
+
+def test_functions_of_libdevice_are_not_given_to_the_interpreter() -> None:
+    report = check_operator(make_op(functions.length_of_libdevice), numel=512)
+    assert {record.launcher.split()[0] for record in report.records} == {"eager"}
+    assert {"commutative", "associative", "rounded once"} <= set(report.laws)
+
+
 def test_only_zero_signs_differ() -> None:
     op = make_op(functions.larger_of_equal_ones_the_second)
     with pytest.raises(OperatorError, match=r"in the signs of zeros \(if these do not matter, pass zero_signs=False\)"):

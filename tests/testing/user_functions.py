@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra import libdevice
 
 SMALLEST_NORMAL = tl.constexpr(2.0**-126)
 
@@ -217,3 +218,27 @@ def compensated_add(first, second):
     total = first[0] + second[0]
     part = total - first[0]
     return total, first[1] + second[1] + ((first[0] - (total - part)) + (second[0] - part))
+
+
+@triton.jit
+def length_in_float32(first, second):
+    """Of functions that take no other type."""
+    return tl.sqrt_rn(first * first + second * second)
+
+
+@triton.jit
+def half_of_the_first_added(first, second):
+    return tl.div_rn(first, 2.0) + second
+
+
+@triton.jit
+def length_of_libdevice(first, second):
+    return libdevice.hypot(first, second)
+
+
+@triton.jit
+def negated_where_lanes_are_equal(first, second):
+    """Of two states with equal lanes each, the third ones are subtracted."""
+    both = (first[0] == first[1]) & (second[0] == second[1]) & (first[0] != second[0])
+    total = first[2] + second[2]
+    return first[0] + second[0], first[1] + second[1], tl.where(both, -total, total)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import pickle
 import signal
@@ -21,11 +22,14 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from microddp.errors import ClosedError, RemoteError, TransportError
 from microddp.transport.gloo import GlooTransport
+from microddp_kernels.dtypes import FLOATS8, UNSIGNED
 
 __all__ = ["LAUNCH_PREFIX", "Died", "Raised", "Returned", "pickle_call", "rank_main", "unpickle"]
 
 LAUNCH_PREFIX: Final = "microddp/launch"
 CONNECT_TIMEOUT_S: Final = 120.0
+
+_SENT_AS_BYTES: Final = UNSIGNED | FLOATS8
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +92,7 @@ def pickle_call(target: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
     _require_picklable(target, f"the function {name!r}", "define it at the top level of a module")
     for index, argument in enumerate(args):
         _require_picklable(argument, f"argument {index} of {name!r}, a {type(argument).__name__},", "pass plain data")
-    return pickle.dumps((target, args))
+    return _dumps((target, args))
 
 
 def unpickle(data: bytes) -> Any:
@@ -146,12 +150,31 @@ def _call(transport: GlooTransport, call: bytes) -> Returned:
     result = target(transport, *args)
     what = f"the result of rank {transport.rank}, a {type(result).__name__},"
     _require_picklable(result, what, "return plain data or tensors")
-    return Returned(pickle.dumps(result))
+    return Returned(_dumps(result))
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles tensors of all types by value; torch's own form of some cannot be read again (torch 2.13)."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) is not torch.Tensor or value.dtype not in _SENT_AS_BYTES or value.device.type != "cpu":
+            return NotImplemented
+        return _tensor_of, (value.detach().reshape(-1).view(torch.uint8), value.dtype, tuple(value.shape))
+
+
+def _tensor_of(data: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    return data.view(dtype).view(shape)
+
+
+def _dumps(value: Any) -> bytes:
+    data = io.BytesIO()
+    _Pickler(data).dump(value)
+    return data.getvalue()
 
 
 def _require_picklable(value: Any, what: str, remedy: str) -> None:
     try:
-        pickle.dumps(value)
+        _dumps(value)
     except Exception as error:
         raise TypeError(f"{what} cannot be sent to another process ({error}): {remedy}") from error
 
@@ -160,7 +183,7 @@ def _raised(rank: int, error: Exception) -> Raised:
     trace = "".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip()
     payload: bytes | None
     try:
-        payload = pickle.dumps(error)
+        payload = _dumps(error)
         unpickle(payload)  # an exception whose constructor wants other arguments fails only here
     except Exception:
         payload = None
@@ -173,7 +196,7 @@ def _is_consequence(error: BaseException) -> bool:
 
 def _say(connection: Connection, outcome: Returned | Raised | Died) -> None:
     with contextlib.suppress(OSError):  # the parent has gone
-        connection.send_bytes(pickle.dumps(outcome))
+        connection.send_bytes(_dumps(outcome))
 
 
 def _end_with_parent() -> None:

@@ -37,6 +37,11 @@ def tensors(transport: GlooTransport, given: torch.Tensor) -> dict[str, torch.Te
     return {"view": given[1:], "half": torch.full((2, 2), transport.rank, dtype=torch.bfloat16)}
 
 
+def returned(transport: GlooTransport, given: Any) -> Any:
+    """What it got."""
+    return given
+
+
 def torchs_own_group(transport: GlooTransport) -> float:
     """The default process group, by the variables that the ranks are given."""
     dist.init_process_group("gloo")

@@ -15,6 +15,7 @@ import torch
 
 from microddp.errors import CollectiveTimeoutError, RemoteError, TransportError
 from microddp.processes import RankProcesses, run_process_ranks
+from microddp_kernels.dtypes import BOOL, COMPLEX, FLOATS, FLOATS8, UNSIGNED
 from tests import processes_cases
 from tests.transport.gloo_pool import QUICK_NAMES
 
@@ -71,6 +72,18 @@ def test_tensors_travel_by_value(ranks: RankProcesses) -> None:
         assert first["view"].tolist() == second["view"].tolist() == [1 + rank, 2 + rank, 3 + rank]
         assert torch.equal(first["half"], torch.full((2, 2), rank, dtype=torch.bfloat16))
         assert not first["view"].is_shared()
+
+
+@pytest.mark.parametrize("dtype", sorted(UNSIGNED | FLOATS8 | COMPLEX | FLOATS | BOOL, key=str), ids=str)
+def test_tensors_of_every_type_travel(ranks: RankProcesses, dtype: torch.dtype) -> None:
+    bits = torch.arange(96, dtype=torch.uint8).remainder(2 if dtype == torch.bool else 64)
+    given = bits.view(dtype).reshape(2, -1).t()
+    nested = {"all": given, "one": given[0, 0], "none": given[:0]}
+    for found in ranks.call(processes_cases.returned, nested):
+        for name, tensor in nested.items():
+            assert found[name].dtype == dtype and found[name].shape == tensor.shape
+            same = [each.reshape(-1).view(torch.uint8).tolist() for each in (found[name], tensor)]
+            assert same[0] == same[1]
 
 
 def test_torchs_own_group_works_in_the_ranks(ranks: RankProcesses) -> None:

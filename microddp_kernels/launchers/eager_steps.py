@@ -46,7 +46,16 @@ class Steps:
     refused: str | None = None
 
     def refuse(self, reason: str) -> None:
-        """From now on the interpreter serves; the user is told once for each operator."""
+        """From now on the interpreter serves; the user is told once for each operator.
+
+        Raises:
+            TypeError: nor can the interpreter serve, which knows no function of libdevice.
+        """
+        if reason.startswith("libdevice."):
+            raise TypeError(
+                f"operator {self.op.name!r} cannot be combined on CPU tensors: {reason} has no form there; "
+                "give a torch_function"
+            )
         self.refused = reason
         _warning(self.op).give(self.op, reason)
 

@@ -50,7 +50,7 @@ def module(tmp_path_factory: pytest.TempPathFactory) -> Any:
     texts += [f"(a.to({name}) + b.to({name})).to(tl.float32)" for name in TL.values()]
     texts += [f"tl.maximum(-a.to({name}), b.to({name})).to(tl.float32)" for name in TL.values()]
     texts += [f"tl.where(a.to({name}) < b.to({name}), 1.0, 0.0)" for name in TL.values()]
-    texts += ["tl.where(b == 0, a, a % b)"]
+    texts += ["tl.where(b == 0, a, a % b)", "libdevice.tgamma(a) + b"]
     return module_of(tmp_path_factory.mktemp("conversions"), texts)
 
 
@@ -100,3 +100,13 @@ def test_a_quotient_by_zero_that_is_not_taken(module: Any, dtype: torch.dtype) -
     """On the evaluator, without a warning that it runs elsewhere."""
     first, second = torch.tensor([7, 9, 100, 5]).to(dtype), torch.tensor([0, 4, 7, 0]).to(dtype)
     assert combined("eager", module.f8, first, second, dtype).tolist() == [7, 1, 2, 5]
+
+
+def test_a_function_of_libdevice_without_a_form_is_refused(module: Any) -> None:
+    """By a rehearsal too, before anything is sent; the interpreter knows none of them."""
+    op, values = op_of(module.f9), torch.ones(3)
+    text = "cannot be combined on CPU tensors: libdevice.tgamma has no form there; give a torch_function"
+    with pytest.raises(TypeError, match=text):
+        LAUNCHERS["eager"].rehearse(op, (torch.float32,), values.device)
+    with pytest.raises(TypeError, match=text):
+        LAUNCHERS["eager"].combine(values, [values, values], CombineSpec(op))

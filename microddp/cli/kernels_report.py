@@ -58,7 +58,7 @@ def write_report(found: Sequence[KernelFacts | KernelFailure], out: Output, seco
         out.paragraph(note, indent="  ")
     if facts:
         out.line()
-    verdict = "all keep the rules" if not broken else f"{len(broken)} of them break a rule"
+    verdict = "all keep the rules" if not broken else f"{len(broken)} of them break{'s' * (len(broken) == 1)} a rule"
     failed = f", {counted(len(failures), 'kernel')} failed" if failures else ""
     out.line(f"{counted(len(facts), 'kernel')} compiled in {seconds:.1f} s{failed}; {verdict}")
 

@@ -13,7 +13,7 @@ import microddp_kernels.lane_operators  # noqa: F401 (it registers its operators
 from microddp_kernels.dtypes import dtype_names
 from microddp_kernels.inspection.facts import Case
 from microddp_kernels.operators import get_op, op_names
-from microddp_kernels.reduce_op import ReduceOp
+from microddp_kernels.reduce_op import KernelFunction, ReduceOp
 
 __all__ = ["DTYPES", "KERNELS", "cases_for", "load_operator"]
 
@@ -89,7 +89,7 @@ def cases_for(
 
     Args:
         archs: compute capabilities, 90 for sm_90.
-        operators: names, or ``"module:attribute"``; None: all that are registered.
+        operators: names, or ``"module:attribute"``; None: all that are shipped.
         dtypes: names of element types, of the first lane; None: all on which an operator is defined.
         kernels: keys of ``KERNELS``. Where an operator has no such kernel (only averages are weighted), it is left out.
         quick: of each operator and kernel the first type only.
@@ -97,7 +97,7 @@ def cases_for(
     Raises:
         ValueError: an unknown name. TypeError: see ``load_operator``.
     """
-    names = op_names() if operators is None else tuple(dict.fromkeys(operators))
+    names = _shipped() if operators is None else tuple(dict.fromkeys(operators))
     wanted = tuple(DTYPES if dtypes is None else dict.fromkeys(dtypes))
     _check_known("element type", wanted, DTYPES)
     _check_known("kernel", kernels, KERNELS)
@@ -108,6 +108,11 @@ def cases_for(
             for types in combinations[:1] if quick else combinations:
                 cases.append((kernel, operator, tuple(dtype_names([each]) for each in types)))
     return [Case(arch, *each) for arch in dict.fromkeys(archs) for each in cases]
+
+
+def _shipped() -> tuple[str, ...]:
+    """Not those that a user has registered here, of whose names the processes that compile have not heard."""
+    return tuple(name for name in op_names() if isinstance(get_op(name).combine, KernelFunction))
 
 
 def _check_known(what: str, names: Iterable[str], known: Iterable[str]) -> None:

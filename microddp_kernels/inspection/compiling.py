@@ -18,7 +18,7 @@ from microddp_kernels.inspection.trace import Access, Untraceable, trace
 
 __all__ = ["inspect_case"]
 
-_EVEN_NUMEL: Final = 2**16
+_EVEN_NUMEL: Final = 2**18
 """Of this many elements every program has a full block, so that the elements of a program can be counted."""
 
 _NUMEL: Final = _EVEN_NUMEL - 1
@@ -27,7 +27,7 @@ _NUMEL: Final = _EVEN_NUMEL - 1
 _ON_FLOATS: Final = re.compile(r"\.b?f(?:16|32|64)")
 _OFFSET: Final = re.compile(r"tt\.addptr .*, tensor<(?:\d+x)*i(\d+)")
 _VECTOR_NBYTES: Final = 16
-_MAX_TABLE_NBYTES: Final = 2**15
+_MAX_TABLE_NBYTES: Final = 2**17
 
 
 def inspect_case(gpu: PlayedGpu, case: Case, *, read_sass: bool) -> KernelFacts:
@@ -57,13 +57,15 @@ def inspect_case(gpu: PlayedGpu, case: Case, *, read_sass: bool) -> KernelFacts:
         occupied = resources(cubin)
         code = disassemble(cubin) if read_sass else None
     way = shortest_way(code, _signature(accesses)) if code and accesses else None
+    is_clear = code is not None and way is not None and way == shortest_way(code, _signature(accesses), spill_cost=2)
     count = None if code is None else len(code) if way is None else way
     stored_per_thread = (stored or minimum * rows / 3) / num_threads
     return KernelFacts(
         case=case,
         function=kernel.metadata.name,
         registers=occupied.registers,
-        spills=None if code is None else sum(each.name in ("LDL", "STL") for each in code),
+        spills=None if code is None else sum(each.spills for each in code),
+        spills_in_tail_only=is_clear,
         stack=occupied.stack,
         shared=max(occupied.shared, kernel.metadata.shared),
         load_bits=_narrowest([each for each in judged if not each.is_store]),

@@ -57,6 +57,7 @@ class KernelFacts:
         function: the name of the Triton kernel.
         registers: of a thread.
         spills: machine instructions that load or store local memory; None: the machine code was not read.
+        spills_in_tail_only: a full block is known to execute none of them.
         stack: bytes of local memory of a thread.
         shared: bytes of shared memory of a program.
         load_bits, store_bits: the width of the narrowest access to the tensors; 0: there is none.
@@ -79,6 +80,7 @@ class KernelFacts:
     function: str
     registers: int
     spills: int | None
+    spills_in_tail_only: bool
     stack: int
     shared: int
     load_bits: int
@@ -110,7 +112,8 @@ class KernelFacts:
         if self.narrow and self.case.kernel not in STRIDED:
             yield f"{self.narrow} accesses narrower than 128 bits (loads {self.load_bits}, stores {self.store_bits})"
         if self.spills:
-            yield f"{self.spills} spilling instructions"
+            place = " (none of them in a full block)" if self.spills_in_tail_only else ""
+            yield f"{self.spills} spilling instructions{place}"
         if self.stack:
             yield f"{self.stack} bytes of stack"
         if self.offset_bits < 64:

@@ -12,7 +12,20 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["ARITHMETIC", "Array", "Value", "as_signed", "compare", "convert", "masked", "wide_product", "width_of"]
+__all__ = [
+    "ARITHMETIC",
+    "Array",
+    "Value",
+    "as_signed",
+    "compare",
+    "convert",
+    "funnel_shifted",
+    "joined",
+    "masked",
+    "parted",
+    "wide_product",
+    "width_of",
+]
 
 Array = NDArray[np.uint64]
 Value = Array | None
@@ -132,3 +145,25 @@ def wide_product(first: Array, second: Array, kind: str) -> Array:
     """``mul.wide``: the whole product, twice as wide as the operands."""
     product: Array = (_typed(first, kind) * _typed(second, kind)).view(np.uint64)
     return product
+
+
+def joined(parts: list[Array], kind: str) -> Array:
+    """``mov`` of a vector to one register: the first part is the lowest."""
+    bits = width_of(kind) // len(parts)
+    whole = np.zeros_like(parts[0])
+    for index, each in enumerate(parts):
+        whole |= masked(each, bits) << np.uint64(index * bits)
+    return whole
+
+
+def parted(whole: Array, num_parts: int, kind: str) -> list[Array]:
+    """``mov`` of one register to a vector: the inverse of ``joined``."""
+    bits = width_of(kind) // num_parts
+    return [masked(whole >> np.uint64(index * bits), bits) for index in range(num_parts)]
+
+
+def funnel_shifted(low: Array, high: Array, amount: Array, direction: str, mode: str) -> Array:
+    """``shf``: 32 of the 64 bits of two registers."""
+    steps = amount & np.uint64(31) if mode == "wrap" else np.minimum(amount, np.uint64(32))
+    pair = high << np.uint64(32) | masked(low, 32)
+    return masked(pair << steps >> np.uint64(32) if direction == "l" else pair >> steps, 32)

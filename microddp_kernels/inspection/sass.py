@@ -45,6 +45,11 @@ class Instruction:
         """The opcode without its modifiers."""
         return self.opcode.partition(".")[0]
 
+    @property
+    def spills(self) -> bool:
+        """Whether it loads or stores local memory."""
+        return self.name in ("LDL", "STL")
+
 
 @dataclass(frozen=True, slots=True)
 class Resources:
@@ -97,14 +102,15 @@ def parse_sass(text: str) -> list[Instruction]:
     return found
 
 
-def shortest_way(code: list[Instruction], signature: Signature) -> int | None:
+def shortest_way(code: list[Instruction], signature: Signature, spill_cost: int = 1) -> int | None:
     """The fewest instructions from entry to exit on which exactly these accesses of global memory are made.
 
     Subroutines, which only slow paths of divisions call, count as the call alone. None if there is no such way, or if
-    the way leads through a loop or a jump whose target is not written down.
+    the way leads through a loop or a jump whose target is not written down. An instruction that spills counts as
+    ``spill_cost``: if that changes nothing, there is none on a shortest way.
     """
     try:
-        ways = _Ways(code).from_start()
+        ways = _Ways(code, spill_cost).from_start()
     except _Unclear:
         return None
     return ways.get(signature)
@@ -121,8 +127,8 @@ _Place = tuple[int, tuple[tuple[str, str], ...]]
 class _Ways:
     """For each place: the fewest instructions from it to an exit, by the accesses made on the way."""
 
-    def __init__(self, code: list[Instruction]) -> None:
-        self.code = code
+    def __init__(self, code: list[Instruction], spill_cost: int) -> None:
+        self.code, self.spill_cost = code, spill_cost
         self.positions = {label: index for index, each in enumerate(code) for label in each.labels}
         self.known: dict[_Place, dict[Signature, int]] = {}
         self.unfinished: set[_Place] = set()
@@ -150,12 +156,12 @@ class _Ways:
         return self.known[start]
 
     def _joined(self, index: int, following: list[_Place | None]) -> dict[Signature, int]:
-        own = _access_of(self.code[index])
+        own, cost = _access_of(self.code[index]), self.spill_cost if self.code[index].spills else 1
         ways: dict[Signature, int] = {}
         for each in following:
             for signature, count in ({(): 0} if each is None else self.known[each]).items():
                 longer = _with(signature, own)
-                ways[longer] = min(count + 1, ways.get(longer, count + 1))
+                ways[longer] = min(count + cost, ways.get(longer, count + cost))
         if len(ways) > _MAX_WAYS:
             raise _Unclear("too many ways")
         return ways

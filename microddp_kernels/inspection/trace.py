@@ -20,7 +20,10 @@ from microddp_kernels.inspection.integers import (
     Value,
     compare,
     convert,
+    funnel_shifted,
+    joined,
     masked,
+    parted,
     wide_product,
     width_of,
 )
@@ -173,9 +176,15 @@ class _Machine:
         if name in ("ld", "st"):
             self._move(statement, modifiers, active)
             return
-        is_register = not re.search(r"[{|]", statement.operands[0])
-        value = self._computed(statement, name, modifiers) if is_register else None
-        self._assign(statement.operands[:1], [value], active)
+        target = statement.operands[0]
+        if name == "mov" and target.startswith("{"):
+            names, whole = _elements(target), self._value(statement.operands[1])
+            parts = [None] * len(names) if whole is None else parted(whole, len(names), modifiers[-1])
+            self._assign(names, parts, active)
+        else:
+            is_register = not re.search(r"[{|]", target)
+            value = self._computed(statement, name, modifiers) if is_register else None
+            self._assign([target], [value], active)
 
     def _assign(self, names: Iterable[str], values: Iterable[Value], active: Value) -> None:
         for name, value in zip(names, values):
@@ -190,14 +199,16 @@ class _Machine:
 
     def _computed(self, statement: Statement, name: str, modifiers: list[str]) -> Value:
         """The result of an instruction on registers, or None if it is not known."""
-        kinds = [each for each in modifiers if _INTEGER_TYPE.match(each)]
-        operands = [self._value(each) for each in statement.operands[1:]]
+        kinds = [each for each in modifiers if _INTEGER_TYPE.match(each) and each != "b128"]
+        operands = [self._value(part) for each in statement.operands[1:] for part in _elements(each)]
         known = [each for each in operands if each is not None]
         if not kinds or len(known) < len(operands) or any(each.startswith(("f", "bf")) for each in modifiers):
             return None
         bits = width_of(kinds[0])
         if name == "mov" or name == "cvta":
-            return known[0] if len(known) == 1 else None
+            return known[0] if len(known) == 1 else joined(known, kinds[0])
+        if name == "shf":
+            return funnel_shifted(known[0], known[1], known[2], modifiers[0], modifiers[1])
         if name == "not":
             return masked(~known[0], bits)
         if name == "neg":

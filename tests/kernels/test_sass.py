@@ -34,6 +34,15 @@ def test_the_block_without_masks_is_told_from_the_tail() -> None:
     assert _way(*lines, signature=(("load", 16, 1), ("store", 16, 1))) is None
 
 
+def test_whether_a_full_block_spills() -> None:
+    tail = ("@!P0 BRA `(.L_x_0) ;", "STL [R1], R4 ;", TAIL, ".L_x_0:", LOADS)
+    for full, spills in ((STORE, 0), ("LDL.LU R4, [R1] ;|" + STORE, 1)):
+        code = parse_sass(_code(*tail, full, "EXIT ;"))
+        ways = [shortest_way(code, FULL, spill_cost=cost) for cost in (1, 2)]
+        assert ways == [5 + spills, 5 + 2 * spills]
+        assert sum(each.spills for each in code) == 1 + spills
+
+
 def test_of_several_ways_the_shortest() -> None:
     slow = "@!P2 BRA `(.L_x_1) ;|MOV R40, 0x10 ;|CALL.REL.NOINC `(slowpath) ;|MOV R4, R0 ;|.L_x_1:"
     lines = (LOADS, slow, slow.replace("_1", "_2"), STORE, "EXIT ;", "slowpath:", "FADD R0, R0, R0 ;", "RET.REL R40 ;")

@@ -72,6 +72,13 @@ CASES = [
     ("setp.ge.s32 %p1, %r2, 9; not.pred %p2, %p1; @%p2 mov.b64 %rd2, 1000; mov.b64 %rd3, %rd2;",
      lambda tid: tid if tid >= 9 else 1000),
     ("cvt.s64.s8 %rd3, %r2;", lambda tid: tid),
+    ("mov.b64 %rd3, {%r2, %r3};", lambda tid: 3 * U32 + tid),
+    ("mov.b64 %rd4, {%r3, %r2}; mov.b64 {%r4, %r5}, %rd4; mul.wide.u32 %rd3, %r5, 4;", lambda tid: 4 * tid),
+    ("mov.b32 {%rs1, %rs2}, %r2; mov.b32 %r4, {%rs2, %rs1}; cvt.u64.u32 %rd3, %r4;", lambda tid: tid << 16),
+    ("shf.l.wrap.b32 %r4, -1, %r2, 33; cvt.u64.u32 %rd3, %r4;", lambda tid: tid << 1 | 1),
+    ("shf.l.clamp.b32 %r4, %r2, %r3, 33; cvt.u64.u32 %rd3, %r4;", lambda tid: tid),
+    ("shf.r.wrap.b32 %r4, %r2, %r3, 1; cvt.u64.u32 %rd3, %r4;", lambda tid: tid >> 1 | 1 << 31),
+    ("shf.r.clamp.b32 %r4, %r2, %r3, 99; cvt.u64.u32 %rd3, %r4;", lambda tid: 3),
     ("shl.b32 %r4, %r2, 2; cvt.s64.s8 %rd3, %r4;", lambda tid: (tid * 4 if tid < 32 else tid * 4 - 256) % U64),
 ]  # fmt: skip
 
@@ -172,6 +179,10 @@ def test_tables_are_read() -> None:
         ("cp.async.bulk.shared::cta.global [ %r4 ], [ %rd1 ], 16;", "this instruction is not modelled"),
         ("ld.b32 %r4, [ %rd1 + 0 ];", "this kind of memory is not modelled"),
         ("add.f32 %r4, %r2, %r2; cvt.u64.u32 %rd3, %r4; ld.global.b32 { %r5 }, [ %rd3 ];", "the address depends"),
+        (
+            "mov.b128 %rq1, {%rd1, %rd2}; mov.b128 {%rd3, %rd4}, %rq1; ld.global.b8 {%r5}, [ %rd4 ];",
+            "the address depends",
+        ),
         ("setp.lt.f32 %p1, %r4, %r2; @%p1 st.global.b32 [ %rd1 ], { %r5 };", "the guard depends on data"),
         ("ld.shared.b32 %r4, [ %r2 ]; setp.eq.s32 %p1, %r4, 0; @%p1 ret;", "some threads may end here"),
         ("mov.b64 { %r4, %r2 }, %rd5; cvt.u64.u32 %rd3, %r2; ld.global.b32 { %r5 }, [ %rd3 ];", "the address depends"),

@@ -30,7 +30,7 @@ _COLUMNS: Final = (
     Column("rules"),
 )
 
-_MAX_DTYPES_WIDTH: Final = 23
+_MAX_DTYPES_WIDTH: Final = 22
 
 
 def write_report(found: Sequence[KernelFacts | KernelFailure], out: Output, seconds: float) -> None:

@@ -154,6 +154,9 @@ def _fitted(op: ReduceOp, block: int, dtypes: _Dtypes, accumulation: tuple[torch
     sizes = [lanes[index].itemsize for lanes in (accumulation, *dtypes[1:]) for index in counted]
     shortest = min(lanes[index].itemsize for lanes in dtypes for index in counted)
     nbytes = sum(sizes)
+    if len(dtypes) > 4 and not accumulation[0].is_floating_point and dtypes[0][0].itemsize == 2:
+        # Minima and maxima of two in a register spill otherwise, on sm_90 and sm_100.
+        block = min(block, max(block // 2, _THREADS * 8))
     for limit, least in ((_FULL_NBYTES, _THREADS * 16 // shortest), (_MOST_NBYTES, _THREADS * 4)):
         while nbytes > limit and block > least:
             block, nbytes = block // 2, nbytes // 2

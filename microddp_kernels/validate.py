@@ -10,18 +10,21 @@ import ast
 import inspect
 import types
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
 
+from microddp_kernels.dtypes import BOOL, FLOATS, INTEGERS, UNSIGNED
 from microddp_kernels.evaluate import evaluated
 from microddp_kernels.evaluate.errors import ConditionOnTensor, NotEvaluable
 from microddp_kernels.evaluate.source import function_tree, is_jitted
-from microddp_kernels.reduce_op import ReduceOp, Values
+from microddp_kernels.reduce_op import CombineSpec, ReduceOp, Values
 from microddp_kernels.validate_names import check_names
 
 __all__ = ["check_combine", "check_finalize", "check_runs"]
 
+_EVERY: Final = FLOATS | INTEGERS | UNSIGNED | BOOL
 _SINGLE: Final = (ast.Constant, ast.Compare, ast.UnaryOp, ast.JoinedStr)
 """Expressions that are never a tuple."""
 
@@ -148,10 +151,12 @@ def check_runs(op: ReduceOp) -> None:
     """Runs an operator on two elements, as the CPU would, to see what only running shows.
 
     Raises:
-        ValueError: it decides by the elements of a tensor, or returns another number of values than it has lanes.
+        ValueError: it decides by the elements of a tensor, returns another number of values than it has lanes, or
+            fails on every type tried, in Triton's interpreter too.
     """
     from microddp_kernels.evaluate.rewrite import refuses_logic  # needs Triton, which is there if a function is jitted
 
+    failures, num_tried = [], 0
     types = [_tried(lane.dtypes) for lane in op.lanes] or [_tried(op.dtypes)]
     for kind in (0, 1):
         dtypes = [op.accumulation_dtype(each[min(kind, len(each) - 1)]) for each in types]
@@ -160,6 +165,7 @@ def check_runs(op: ReduceOp) -> None:
         tensors = tuple(torch.ones(size, dtype=dtype) for size, dtype in zip(sizes, computed))
         values: Values = tensors if op.lanes else tensors[0]
         token = refuses_logic.set(True)
+        num_tried += 1
         try:
             body = evaluated(op)
             body.combine(values, values)
@@ -167,10 +173,26 @@ def check_runs(op: ReduceOp) -> None:
                 body.finalize(values, 2)
         except ConditionOnTensor as error:
             raise ValueError(f"operator {op.name!r} uses a construct for one value on many: {error}") from error
-        except NotEvaluable:
-            continue  # the interpreter can do more
+        except NotEvaluable as error:
+            if error.__cause__ is not None:  # the interpreter can do more, or tells what is wrong
+                failures += [] if _is_interpretable(op, values) else [str(error)]
         finally:
             refuses_logic.reset(token)
+    if len(failures) == num_tried:
+        raise ValueError(f"operator {op.name!r} cannot be run: {failures[0]}")
+
+
+def _is_interpretable(op: ReduceOp, values: Values) -> bool:
+    """Whether Triton's interpreter can combine ``values`` with themselves."""
+    from microddp_kernels.launchers.interpreter import InterpreterLauncher  # a launcher checks operators as this does
+
+    given = tuple(each.reshape(-1) for each in values) if isinstance(values, tuple) else values
+    legal = replace(op, dtypes=_EVERY, lanes=tuple(replace(lane, dtypes=_EVERY) for lane in op.lanes), accumulate=None)
+    try:
+        InterpreterLauncher().combine(given, [given, given], CombineSpec(legal))
+    except Exception:
+        return False
+    return True
 
 
 def _tried(legal: frozenset[torch.dtype]) -> list[torch.dtype]:

@@ -83,6 +83,21 @@ def element(a, b):
 
 
 @triton.jit
+def floor(a, b):
+    return a // b
+
+
+@triton.jit
+def chosen(a, b):
+    return tl.where(a > b, a)
+
+
+@triton.jit
+def third(a, b):
+    return a[2], b[0]
+
+
+@triton.jit
 def member(a, b):
     return tl.where(a in b, a, b)
 

@@ -13,7 +13,7 @@ from tests.matrix_tools import Job, layouts_of
 __all__ = ["Batch", "batches", "cells_of"]
 
 MAX_NUMEL = 2000
-MAX_SLICES = {False: 64, True: 24}  # over all ranks: a plan in Python grows with them, what they can show does not
+MAX_SLICES = {False: 64, True: 16}  # over all ranks: a plan in Python grows with them, what they can show does not
 FACTORS = (1, 2, 3, 4, 5, 7, 8)
 
 

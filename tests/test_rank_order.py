@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ WIRES = (None, torch.bfloat16, torch.float8_e5m2, torch.float32)
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
+@lru_cache(maxsize=256)
 def contribution(rank: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
     """Values of many magnitudes, so that another order of summation shows in the bits."""
     random = np.random.default_rng([numel, rank])
@@ -60,7 +62,7 @@ def reduced(world_size: int, algorithm: str, slice_nbytes: int | None, wire: tor
                 for op in ("sum", "avg"):
                     results = []
                     for numel in SIZES:
-                        x = contribution(comm.rank, numel, dtype)
+                        x = contribution(comm.rank, numel, dtype).clone()
                         results.append(comm.all_reduce(x, op, algorithm, "rank", wire_dtype=wire))
                     hashes.append(digest(results))
         return hashes
@@ -70,7 +72,7 @@ def reduced(world_size: int, algorithm: str, slice_nbytes: int | None, wire: tor
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 def test_one_hash_over_algorithms_and_slices(world_size: int) -> None:
-    for wire in WIRES if world_size in (2, 5) else (None,):
+    for wire in WIRES if world_size == 3 else (None,):
         wanted = [
             digest([folded(world_size, numel, dtype, op, wire) for numel in SIZES])
             for dtype in DTYPES

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+import microddp
 from microddp import Communicator, premul_sum
 from microddp.transport.base import Transport
 from microddp.transport.thread import run_thread_ranks
@@ -36,10 +37,14 @@ def stacked(world_size: int, salt: int = 0, dtype: torch.dtype = torch.float64, 
     return np.stack([contribution(rank, salt, numel).to(dtype).double().numpy() for rank in range(world_size)])
 
 
-def users_operators(transport: Transport) -> Results:
-    """On one rank: what each of the user's operators gives, by operator, algorithm and dtype."""
+def users_operators(transport: Transport, is_process: bool = False) -> Results:
+    """On one rank: what each of the user's operators gives, by operator, algorithm and dtype.
+
+    A process makes a transport of its own: closing the one that it was given would end it for the next test.
+    """
     found: Results = {}
-    with Communicator(transport, timeout=TIMEOUT_S, slice_nbytes=512) as comm:
+    options: dict[str, Any] = {"timeout": TIMEOUT_S, "slice_nbytes": 512}
+    with microddp.init(**options) if is_process else Communicator(transport, **options) as comm:
         rank = comm.rank
         for algorithm in ALGORITHMS:
             for dtype in FLOATS:
@@ -96,7 +101,7 @@ def test_a_users_operators_on_threads(world_size: int) -> None:
 
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_a_users_operators_over_gloo(world_size: int, gloo_pools: Callable[[int], GlooPool]) -> None:  # noqa: F811
-    check_users_operators(gloo_pools(world_size).run(users_operators))
+    check_users_operators(gloo_pools(world_size).run(users_operators, True))
 
 
 @pytest.mark.parametrize("algorithm", ["ring", "tree", "full_ring"])

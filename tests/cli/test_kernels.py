@@ -25,7 +25,7 @@ import microddp
 
 @microddp.reduce_op(commutative=True, dtypes="floats")
 @triton.jit
-def absmin(first, second):
+def own_absmin(first, second):
     return tl.minimum(tl.abs(first), tl.abs(second), propagate_nan=tl.PropagateNan.ALL)
 """
 GOOD = KernelFacts(
@@ -83,15 +83,15 @@ def test_an_operator_of_the_working_directory_and_json(tmp_path: Path) -> None:
         patch.chdir(tmp_path)
         patch.setattr(sys, "path", [*sys.path])
         patch.setattr(op_registry, "_ops", dict(op_registry._ops))
-        done = run("kernels", "own_kernels_operator:absmin", *names, str(found))
-        bad = run("kernels", "own_kernels_bad:absmin")
-        assert "absmin" in op_names() and "absmin" not in {case.operator for case in cases_for([90])}
+        done = run("kernels", "own_kernels_operator:own_absmin", *names, str(found))
+        bad = run("kernels", "own_kernels_bad:own_absmin")
+        assert "own_absmin" in op_names() and "own_absmin" not in {case.operator for case in cases_for([90])}
     assert done.status == 0, done.err
     facts = json.loads(found.read_text("utf-8"))
     assert [(each["case"]["arch"], each["case"]["kernel"]) for each in facts] == [
         *((80, "combine"), (80, "copy"), (90, "combine"), (90, "copy"))
     ]
-    assert {each["case"]["operator"] for each in facts} == {"own_kernels_operator:absmin", ""}
+    assert {each["case"]["operator"] for each in facts} == {"own_kernels_operator:own_absmin", ""}
     assert [each["bytes_per_element"] for each in facts] == [6, 4, 6, 4]
     assert all(each["violations"] == [] and each["load_bits"] == 128 for each in facts)
     assert bad.status == 2 and "cannot import own_kernels_bad: ZeroDivisionError: division by zero" in bad.err

@@ -90,7 +90,7 @@ def test_bodies(body: Any, oracle: Callable[[Any, Any], Any]) -> None:
         (torch.int32, lambda a, b: a * b),
         (torch.uint8, lambda a, b: a),
     ],
-    ids=str,
+    ids=["float64", "float32", "int32", "uint8"],
 )
 def test_conditions_on_types(dtype: torch.dtype, oracle: Callable[[Any, Any], Any]) -> None:
     first, second = _numbers(2, dtype)

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
 
 import torch
 
-from microddp_kernels.dtypes import FLOATS8, NARROW_FLOATS, dtype_names
+from microddp_kernels.dtypes import (
+    BOOL,
+    COMPLEX,
+    FLOATS,
+    FLOATS8,
+    INTEGERS,
+    NARROW_FLOATS,
+    UNSIGNED,
+    dtype_names,
+)
 
 __all__ = ["CombineSpec", "KernelFunction", "Lane", "ReduceOp", "Values"]
+
+_EVERY_TYPE: Final = FLOATS | FLOATS8 | INTEGERS | UNSIGNED | BOOL | COMPLEX
 
 Values = torch.Tensor | tuple[torch.Tensor, ...]
 """What an operator works on: a tensor, or a tuple of them, one a lane, if it has several."""
@@ -128,6 +139,11 @@ class ReduceOp:
             return usual
         is_wider = wanted.is_floating_point == usual.is_floating_point and wanted.itemsize > usual.itemsize
         return wanted if is_wider else usual
+
+    def on_every_type(self) -> ReduceOp:
+        """The operator defined on every type, and computing in the type of its operands: for tests of its function."""
+        lanes = tuple(replace(lane, dtypes=_EVERY_TYPE) for lane in self.lanes)
+        return replace(self, lanes=lanes, dtypes=_EVERY_TYPE, accumulate=None)
 
     def travels_as_mean(self, dtype: torch.dtype) -> bool:
         """True where partial results of this operator travel as the mean of what they cover (``avg`` of float16).

@@ -10,12 +10,10 @@ import ast
 import inspect
 import types
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any, Final
 
 import torch
 
-from microddp_kernels.dtypes import BOOL, FLOATS, INTEGERS, UNSIGNED
 from microddp_kernels.evaluate import evaluated
 from microddp_kernels.evaluate.errors import ConditionOnTensor, NotEvaluable
 from microddp_kernels.evaluate.source import function_tree, is_jitted
@@ -24,7 +22,6 @@ from microddp_kernels.validate_names import check_names
 
 __all__ = ["check_combine", "check_finalize", "check_runs"]
 
-_EVERY: Final = FLOATS | INTEGERS | UNSIGNED | BOOL
 _SINGLE: Final = (ast.Constant, ast.Compare, ast.UnaryOp, ast.JoinedStr)
 """Expressions that are never a tuple."""
 
@@ -156,16 +153,15 @@ def check_runs(op: ReduceOp) -> None:
     """
     from microddp_kernels.evaluate.rewrite import refuses_logic  # needs Triton, which is there if a function is jitted
 
-    failures, num_tried = [], 0
+    failures = []
     types = [_tried(lane.dtypes) for lane in op.lanes] or [_tried(op.dtypes)]
-    for kind in (0, 1):
-        dtypes = [op.accumulation_dtype(each[min(kind, len(each) - 1)]) for each in types]
+    kinds = {tuple(op.accumulation_dtype(each[min(kind, len(each) - 1)]) for each in types): None for kind in (0, 1)}
+    for dtypes in kinds:
         computed = [torch.int32 if dtype == torch.bool else dtype for dtype in dtypes]
         sizes: list[tuple[int, ...]] = [(2, 2) if lane.wide else (2, 1) for lane in op.lanes] or [(2,)]
         tensors = tuple(torch.ones(size, dtype=dtype) for size, dtype in zip(sizes, computed))
         values: Values = tensors if op.lanes else tensors[0]
         token = refuses_logic.set(True)
-        num_tried += 1
         try:
             body = evaluated(op)
             body.combine(values, values)
@@ -178,7 +174,7 @@ def check_runs(op: ReduceOp) -> None:
                 failures += [] if _is_interpretable(op, values) else [str(error)]
         finally:
             refuses_logic.reset(token)
-    if len(failures) == num_tried:
+    if len(failures) == len(kinds):
         raise ValueError(f"operator {op.name!r} cannot be run: {failures[0]}")
 
 
@@ -187,9 +183,8 @@ def _is_interpretable(op: ReduceOp, values: Values) -> bool:
     from microddp_kernels.launchers.interpreter import InterpreterLauncher  # a launcher checks operators as this does
 
     given = tuple(each.reshape(-1) for each in values) if isinstance(values, tuple) else values
-    legal = replace(op, dtypes=_EVERY, lanes=tuple(replace(lane, dtypes=_EVERY) for lane in op.lanes), accumulate=None)
     try:
-        InterpreterLauncher().combine(given, [given, given], CombineSpec(legal))
+        InterpreterLauncher().combine(given, [given, given], CombineSpec(op.on_every_type()))
     except Exception:
         return False
     return True

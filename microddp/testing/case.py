@@ -11,7 +11,7 @@ import torch
 
 from microddp.testing.functions import is_exactly_rounded
 from microddp.testing.report import CheckRecord, OperatorError
-from microddp.testing.runners import Runner, names_of, on_every_type
+from microddp.testing.runners import Runner, names_of
 from microddp.testing.samples import Sampler, draw_operands
 from microddp.testing.states import Array, Lanes, column, convert, describe, difficulty, is_float, num_rows, take
 from microddp_kernels.dtypes import dtype_names
@@ -60,7 +60,7 @@ class Case:
     law_operands: tuple[Lanes, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.wide_op = on_every_type(self.op)
+        self.wide_op = self.op.on_every_type()
         self.accumulation = tuple(self.op.accumulation_dtype(dtype) for dtype in self.dtypes)
         self.law_dtypes = tuple(_law_dtype(dtype) for dtype in self.accumulation)
         self.operands = self._draw(self.dtypes)

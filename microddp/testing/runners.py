@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import warnings
 from collections.abc import Sequence
 from typing import Final
@@ -12,22 +11,14 @@ import torch
 from microddp.testing.functions import uses_libdevice
 from microddp.testing.report import OperatorError
 from microddp.testing.states import Lanes, as_values, bytes_of, describe, num_rows
-from microddp_kernels.dtypes import BOOL, COMPLEX, FLOATS, FLOATS8, INTEGERS, UNSIGNED, dtype_names
+from microddp_kernels.dtypes import dtype_names
 from microddp_kernels.launchers import launcher_for
 from microddp_kernels.reduce_op import CombineSpec, ReduceOp
 
-__all__ = ["Runner", "names_of", "on_every_type", "runners_named"]
+__all__ = ["Runner", "names_of", "runners_named"]
 
 _POISON: Final = 0x5A
 """As a byte of any float: a large value."""
-
-_EVERY_TYPE: Final = FLOATS | FLOATS8 | INTEGERS | UNSIGNED | BOOL | COMPLEX
-
-
-def on_every_type(op: ReduceOp) -> ReduceOp:
-    """``op`` computing in the type of its operands, whatever that is."""
-    lanes = tuple(dataclasses.replace(lane, dtypes=_EVERY_TYPE) for lane in op.lanes)
-    return dataclasses.replace(op, lanes=lanes, dtypes=_EVERY_TYPE, accumulate=None)
 
 
 def names_of(dtypes: Sequence[torch.dtype]) -> str:

@@ -28,24 +28,23 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def _ordered(select: Any, of_signs: Any) -> Callable[[Any, Any], Any]:
-    """``select`` of NumPy, which may return either of two zeros, as PTX has it: -0.0 is below 0.0."""
+    """``select`` of NumPy, which may return either of two zeros, as PTX has it: -0.0 is below 0.0.
+
+    As in ``microddp_kernels.evaluate.functions``: both orders, compared as integers.
+    """
 
     def function(first: Any, second: Any) -> Any:
         found = select(first, second)
-        is_zero = found == 0
-        if not np.issubdtype(found.dtype, np.floating) or not is_zero.any():
-            return found
         bits = np.dtype(f"i{found.dtype.itemsize}")
-        zeros = of_signs(found.view(bits), select(second, first).view(bits)).view(found.dtype)
-        return np.where(is_zero, zeros, found)
+        return of_signs(found.view(bits), select(second, first).view(bits)).view(found.dtype)
 
     return function
 
 
-_MINIMUM: Final = _ordered(np.minimum, np.bitwise_or)
-_MAXIMUM: Final = _ordered(np.maximum, np.bitwise_and)
-_MINIMUM_BUT_NAN: Final = _ordered(np.fmin, np.bitwise_or)
-_MAXIMUM_BUT_NAN: Final = _ordered(np.fmax, np.bitwise_and)
+_MINIMUM: Final = _ordered(np.minimum, np.minimum)
+_MAXIMUM: Final = _ordered(np.maximum, np.maximum)
+_MINIMUM_BUT_NAN: Final = _ordered(np.fmin, np.minimum)
+_MAXIMUM_BUT_NAN: Final = _ordered(np.fmax, np.maximum)
 
 
 def _clamp(builder: Any, value: Any, low: Any, high: Any, propagate_nan: Any) -> Any:

@@ -34,7 +34,7 @@ class _NullExchange(Exchange):
     def post(self, group: Sequence[Transfer], after: Sequence[Any] = ()) -> Sequence[Any]:
         return group
 
-    def wait(self, events: Sequence[Any], queue: Any = None) -> None:
+    def wait(self, events: Sequence[Any]) -> None:
         return None
 
     def finish(self) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from microddp.plan.instructions import Combine, Copy, Instruction, Plan, Recv, RecvCombine, Send, Span
-from microddp.plan.issue import Issue, host_issues, stream_issues
+from microddp.plan.issue import Issue, host_issues
 from microddp.staging import LaneTypes, StagingPool
 from microddp.transport.base import Exchange, Header, Kind, Transfer, Transport
 from microddp_kernels.launchers.base import Launcher
@@ -83,7 +83,6 @@ class Engine:
         *,
         types: tuple[LaneTypes, ...] | None = None,
         owner: torch.Tensor | None = None,
-        queue: Any = None,
     ) -> None:
         """Does one collective: ``data`` (1-D, contiguous, ``plan.numel`` elements) becomes the result.
 
@@ -95,7 +94,6 @@ class Engine:
             deadline: in ``time.monotonic()`` seconds.
             types: of each lane; None: the data's own type travels, and widths are 1.
             owner: the tensor with whose life the views of ``data`` are kept; None keeps none.
-            queue: the device stream of a stream-ordered transport.
 
         Raises:
             TransportError: a peer failed, refused, or did not come; ``data`` is then undefined.
@@ -105,11 +103,7 @@ class Engine:
             lanes = data if isinstance(data, tuple) else (data,)
             actions = self._actions(plan, lanes, op, types, owner)
             num_events = len(plan.instructions) * len(lanes)
-            if self.transport.stream_ordered:
-                _play_on_stream(exchange, actions, num_events, queue)
-                exchange.finish()
-            else:
-                exchange.run(lambda: _play_on_host(exchange, actions, num_events))
+            exchange.run(lambda: _play_on_host(exchange, actions, num_events))
         except BaseException as error:
             self.transport.abort(error)
             raise
@@ -157,10 +151,9 @@ class Engine:
     def _issues_of(self, plan: Plan) -> tuple[Issue, ...]:
         found = self._issues.get(id(plan))
         if found is None or found[0] is not plan:
-            cut = stream_issues if self.transport.stream_ordered else host_issues
             if len(self._issues) >= 4 * _KEPT_PROGRAMS:
                 self._issues.pop(next(iter(self._issues)))
-            found = self._issues[id(plan)] = plan, cut(plan)
+            found = self._issues[id(plan)] = plan, host_issues(plan)
         return found[1]
 
     def _action(self, plan: Plan, issue: Issue, views: _Views, op: ReduceOp | None) -> _Action:
@@ -179,12 +172,12 @@ class Engine:
         launcher = self.launcher
         if isinstance(instruction, Copy):
             pairs = tuple(zip(views.lanes(instruction.out), views.lanes(instruction.source)))
-            return lambda queue=None: [launcher.copy(out, source, queue) for out, source in pairs][-1]
+            return lambda: [launcher.copy(out, source) for out, source in pairs]
         if not isinstance(instruction, Combine) or op is None:
             raise TypeError(f"{instruction} needs an operator" if op is None else f"cannot launch {instruction}")
         out, how = views(instruction.out), _spec(op, instruction.weights, instruction.divisor)
         operands = [views(each) for each in instruction.operands]
-        return lambda queue=None: launcher.combine(out, operands, how, queue)
+        return lambda: launcher.combine(out, operands, how)
 
     def _transfers(self, instruction: Instruction, views: _Views, op: ReduceOp | None) -> Iterator[Transfer]:
         if isinstance(instruction, Send):
@@ -222,18 +215,6 @@ def _play_on_host(exchange: Exchange, actions: Sequence[_Action], num_instructio
     exchange.finish()
 
 
-def _play_on_stream(exchange: Exchange, actions: Sequence[_Action], num_instructions: int, queue: Any) -> None:
-    events: list[Any] = [None] * num_instructions
-    for action in actions:
-        after = [events[each] for each in action.waits if events[each] is not None]
-        if action.transfers is None:
-            exchange.wait(after, queue)
-            events[action.indices[0]] = action.call(queue)
-        else:
-            for index, event in zip(action.indices, exchange.post(action.transfers, after)):
-                events[index] = event
-
-
 def _wide(op: ReduceOp | None, dtype: torch.dtype) -> torch.dtype:
     return dtype if op is None else op.accumulation_dtype(dtype)
 
@@ -243,5 +224,5 @@ def _spec(op: ReduceOp, weights: tuple[int, ...] | None, divisor: int | None) ->
     return CombineSpec(op, weights, divisor)
 
 
-def _nothing(queue: Any = None) -> None:
+def _nothing() -> None:
     return None

@@ -1,25 +1,22 @@
-"""The engine: what it waits for before it starts something, its views, its errors, and streams."""
+"""The engine: what it waits for before it starts something, its views and its errors."""
 
 from __future__ import annotations
 
 import gc
 import weakref
 from collections.abc import Sequence
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from microddp.plan.dependencies import ancestors
-from microddp.plan.instructions import Plan, is_transfer
+from microddp.plan.instructions import is_transfer
 from microddp.plan.issue import host_issues
-from microddp.staging import LaneTypes
 from microddp.transport.base import Exchange, Header, Transfer, Transport
 from microddp.transport.thread import ThreadTransport, run_thread_ranks
 from microddp_kernels.launchers import launcher_for
 from microddp_kernels.reduce_op import CombineSpec
-from tests.engine_tools import CPU, Stream, StreamLauncher, StreamTransport, await_all, make_engine, make_plan, run_sum
+from tests.engine_tools import CPU, make_engine, make_plan, run_sum
 
 ALL_REDUCES = (
     ("naive", None),
@@ -66,13 +63,13 @@ class _Recorder(Exchange):
     def __init__(self, transport: _NoTransport) -> None:
         self._log, self._posted = transport.log, 0
 
-    def post(self, group: Sequence[Transfer], after: Sequence[Any] = ()) -> Sequence[int]:
+    def post(self, group: Sequence[Transfer]) -> Sequence[int]:
         events = tuple(range(self._posted, self._posted + len(group)))
         self._posted += len(group)
         self._log.append(("post", events))
         return events
 
-    def wait(self, events: Sequence[int], queue: Any = None) -> None:
+    def wait(self, events: Sequence[int]) -> None:
         self._log.append(("wait", tuple(events)))
 
     def finish(self) -> None: ...
@@ -98,64 +95,6 @@ def test_everything_that_an_instruction_depends_on_is_awaited_before_it(name: st
             for index in issue.indices:
                 needed = {each for each in transfers if before[index] >> each & 1}
                 assert needed <= awaited, f"{plan.instructions[index]} starts before {needed - awaited}"
-
-
-@pytest.mark.parametrize(("name", "order"), ALL_REDUCES)
-@pytest.mark.parametrize("world_size", [2, 3, 5])
-def test_streams_get_the_same_sums_by_events_alone(name: str, order: str | None, world_size: int) -> None:
-    numel = 103
-
-    def body(host: ThreadTransport) -> torch.Tensor:
-        transport = StreamTransport(host)
-        kernels = Stream()
-        engine = make_engine(transport, StreamLauncher())
-        data = digits(host.rank, numel)
-        plan = make_plan(name, host.rank, world_size, numel, order=order, is_hoisted=False)
-        run_sum(engine, plan, data, queue=kernels)
-        await_all([kernels.put(lambda: None), transport.stream.put(lambda: None)])
-        assert transport.stream.error is None and kernels.error is None
-        for group in transport.groups:
-            assert len({step for step, _ in group}) == 1
-        transport.close()
-        kernels.close()
-        return data
-
-    for data in run_thread_ranks(body, world_size):
-        assert torch.equal(data.double(), total(world_size, numel))
-
-
-@pytest.mark.parametrize(("name", "order"), ALL_REDUCES)
-def test_streams_convert_to_the_wire_type_and_move_all_lanes(name: str, order: str | None) -> None:
-    """With the events alone, as above: a sum that travels as float64, and argmax over values and indices."""
-    world_size, numel = 3, 103
-    float32, float64, int64 = torch.float32, torch.float64, torch.int64
-    as_float64 = (LaneTypes(float32, float64, float64),)
-    as_they_are = (LaneTypes(float32, float32, float32), LaneTypes(int64, int64, int64))
-
-    def body(host: ThreadTransport) -> tuple[torch.Tensor, ...]:
-        transport, kernels = StreamTransport(host), Stream()
-        engine = make_engine(transport, StreamLauncher())
-        data = digits(host.rank, numel)
-        values = torch.from_numpy(np.random.default_rng(host.rank).integers(0, 5, numel)).float()
-        indices = torch.full((numel,), host.rank)
-        plan = make_plan(name, host.rank, world_size, numel, order=order, is_hoisted=False, wire=True)
-        run_sum(engine, plan, data, 0, types=as_float64, queue=kernels)
-        await_all([kernels.put(lambda: None), transport.stream.put(lambda: None)])  # staging is poisoned from the host
-        run_sum(engine, plan_of_lanes(host.rank), (values, indices), 1, types=as_they_are, queue=kernels, op="argmax")
-        await_all([kernels.put(lambda: None), transport.stream.put(lambda: None)])
-        assert transport.stream.error is None and kernels.error is None
-        transport.close()
-        kernels.close()
-        return data, values, indices
-
-    def plan_of_lanes(rank: int) -> Plan:
-        return make_plan(name, rank, world_size, numel, order=order, is_hoisted=False)
-
-    contributions = [np.random.default_rng(rank).integers(0, 5, numel) for rank in range(world_size)]
-    for data, values, indices in run_thread_ranks(body, world_size):
-        assert torch.equal(data.double(), total(world_size, numel))
-        assert indices.tolist() == np.argmax(contributions, axis=0).tolist()
-        assert values.tolist() == np.max(contributions, axis=0).tolist()
 
 
 def test_views_are_kept_while_the_tensor_lives_and_made_anew_when_it_moves() -> None:
@@ -201,13 +140,13 @@ class _Failing:
     def __init__(self) -> None:
         self._eager, self._calls = launcher_for(CPU), 0
 
-    def combine(self, out: torch.Tensor, operands: Sequence[torch.Tensor], how: CombineSpec, queue: Any = None) -> None:
+    def combine(self, out: torch.Tensor, operands: Sequence[torch.Tensor], how: CombineSpec) -> None:
         self._calls += 1
         if self._calls == 3:
             raise ArithmeticError("third combine")
         self._eager.combine(out, operands, how)
 
-    def copy(self, out: torch.Tensor, source: torch.Tensor, queue: Any = None) -> None:
+    def copy(self, out: torch.Tensor, source: torch.Tensor) -> None:
         self._eager.copy(out, source)
 
 

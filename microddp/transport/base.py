@@ -20,7 +20,19 @@ from typing import Any
 
 import torch
 
-__all__ = ["Counters", "Exchange", "Header", "Kind", "Transfer", "Transport"]
+from microddp.device import DeviceRuntime
+
+__all__ = [
+    "Counters",
+    "Exchange",
+    "Header",
+    "Kind",
+    "StreamExchange",
+    "StreamTransport",
+    "Ticket",
+    "Transfer",
+    "Transport",
+]
 
 Event = Any  # a transport's own token for "this transfer is complete"
 
@@ -130,16 +142,12 @@ class Exchange(ABC):
         task()
 
     @abstractmethod
-    def post(self, group: Sequence[Transfer], after: Sequence[Event] = ()) -> Sequence[Event]:
-        """Starts all transfers of ``group`` together and returns one event for each.
-
-        ``after`` holds events that must be complete first. On a host transport the engine has already waited for
-        them; a stream-ordered transport makes its stream wait.
-        """
+    def post(self, group: Sequence[Transfer]) -> Sequence[Event]:
+        """Starts all transfers of ``group`` together and returns one event for each."""
 
     @abstractmethod
-    def wait(self, events: Sequence[Event], queue: Any = None) -> None:
-        """Returns when all ``events`` are complete: on the host, or, with ``queue``, makes that stream wait.
+    def wait(self, events: Sequence[Event]) -> None:
+        """Returns when all ``events`` are complete.
 
         Raises:
             CollectiveTimeoutError: the deadline passed; names this rank, the peer and the step.
@@ -151,6 +159,42 @@ class Exchange(ABC):
         """Waits for every posted transfer (sends too), then counts the steps and ends the collective.
 
         A collective that posted nothing (no elements) still meets the other ranks here and compares headers.
+        """
+
+
+class Ticket(ABC):
+    """A collective whose work is enqueued on a device: what its caller can still ask and wait for."""
+
+    @abstractmethod
+    def done(self) -> bool:
+        """Whether it has ended, well or not. Never blocks."""
+
+    @abstractmethod
+    def synchronize(self, timeout: float | None = None) -> None:
+        """Blocks the host until it has ended.
+
+        Raises:
+            TimeoutError: ``timeout`` seconds passed; the collective goes on.
+            TransportError: it failed, on whichever rank; the text says which ranks and which step.
+        """
+
+
+class StreamExchange(Exchange):
+    """One collective of a stream-ordered transport: its transfers are enqueued, and nobody waits on the host.
+
+    Either ``enqueue`` and ``submit`` are called, or, as on any transport, ``post``, ``wait`` and ``finish``, which
+    block the host.
+    """
+
+    @abstractmethod
+    def enqueue(self, group: Sequence[Transfer]) -> None:
+        """Enqueues the transfers as one group on the transport's ``groups`` stream."""
+
+    @abstractmethod
+    def submit(self, done: Any, kept: object) -> Ticket:
+        """Ends the collective on the host: all of it is enqueued, and ``done``, a recorded event, marks its end.
+
+        ``kept`` is held until then: the tensors whose memory the device still uses.
         """
 
 
@@ -198,3 +242,33 @@ class Transport(ABC):
     @abstractmethod
     def close(self) -> None:
         """Lets go of connections and threads. Idempotent; peers that still wait for this rank raise."""
+
+
+class StreamTransport(Transport):
+    """A transport whose transfers are enqueued on a stream of a device.
+
+    Attributes:
+        runtime: the device's streams and events.
+        groups: the stream of the transfers. Those of one transport run in the order in which they are enqueued.
+        kernels: the stream of what combines and copies.
+    """
+
+    stream_ordered = True
+    runtime: DeviceRuntime
+    groups: Any
+    kernels: Any
+
+    @abstractmethod
+    def open(self, header: Header, deadline: float) -> StreamExchange:
+        """See ``Transport.open``.
+
+        The host may block here when a header is new: it is compared with the other ranks' then.
+        """
+
+    @abstractmethod
+    def prepare(self, edges: Sequence[tuple[int, bool]], deadline: float) -> None:
+        """Connects this rank with the peers of a plan, (peer, is a send) each, before its first use. Blocks the host.
+
+        Raises:
+            TransportError: a peer did not come, or failed.
+        """

@@ -63,7 +63,7 @@ class GlooExchange(Exchange):
         self._is_large = header.nbytes >= LARGE_NBYTES  # of the whole collective, an upper bound
         self._awaited: Transfer | None = None
 
-    def post(self, group: Sequence[Transfer], after: Sequence[Any] = ()) -> list[Pending]:
+    def post(self, group: Sequence[Transfer]) -> list[Pending]:
         """See ``Exchange.post``."""
         for transfer in group:
             self._check(transfer)
@@ -84,7 +84,7 @@ class GlooExchange(Exchange):
         else:
             task()
 
-    def wait(self, events: Sequence[Pending], queue: Any = None) -> None:
+    def wait(self, events: Sequence[Pending]) -> None:
         """See ``Exchange.wait``."""
         waiting = [pending for pending in events if pending.work is not None]
         if waiting and self._has_large and not self._transport.waiter.is_current:

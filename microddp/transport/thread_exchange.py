@@ -23,7 +23,7 @@ class ThreadExchange(Exchange):
         self._call = call
         self._steps: set[int] = set()
 
-    def post(self, group: Sequence[Transfer], after: Sequence[Event] = ()) -> Sequence[Event]:
+    def post(self, group: Sequence[Transfer]) -> Sequence[Event]:
         for transfer in group:
             if transfer.peer not in self._peers:
                 raise ValueError(f"rank {self._call.state.rank} has no peer {transfer.peer}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -14,7 +13,7 @@ __all__ = ["Launcher"]
 
 
 class Launcher(ABC):
-    """Combines and copies tensors of one device.
+    """Combines and copies tensors of one device: done on return on the CPU, enqueued on torch's current stream on CUDA.
 
     Laws of ``combine``: ``out`` and the operands are 1-D contiguous and have the same numel (0 is allowed and does
     nothing) and device; for an operator of several lanes each of them is a tuple of such tensors, one a lane, and a
@@ -30,26 +29,20 @@ class Launcher(ABC):
     name: str = "abstract"
 
     @abstractmethod
-    def combine(self, out: Values, operands: Sequence[Values], how: CombineSpec, queue: Any = None) -> Any:
-        """``out = how(operands)``, one or more operands. With ``queue`` (a device stream) it only enqueues.
-
-        Returns None if the work is done on return, else an event of the device.
-        """
+    def combine(self, out: Values, operands: Sequence[Values], how: CombineSpec) -> None:
+        """``out = how(operands)``, one or more operands."""
 
     @abstractmethod
-    def copy(self, out: torch.Tensor, source: torch.Tensor, queue: Any = None) -> Any:
-        """``out = source``, of any strides and one shape; between float types it converts. Returns like ``combine``."""
+    def copy(self, out: torch.Tensor, source: torch.Tensor) -> None:
+        """``out = source``, of any strides and one shape; between float types it converts."""
 
     @abstractmethod
-    def pack(self, out: torch.Tensor, sources: Sequence[torch.Tensor], queue: Any = None) -> Any:
-        """Puts contiguous tensors of one element type one after another into the 1-D ``out``, in one launch.
-
-        Returns like ``combine``.
-        """
+    def pack(self, out: torch.Tensor, sources: Sequence[torch.Tensor]) -> None:
+        """Puts contiguous tensors of one element type one after another into the 1-D ``out``, in one launch."""
 
     @abstractmethod
-    def unpack(self, outs: Sequence[torch.Tensor], source: torch.Tensor, queue: Any = None) -> Any:
-        """The inverse of ``pack``: cuts the 1-D ``source`` into contiguous tensors. Returns like ``combine``."""
+    def unpack(self, outs: Sequence[torch.Tensor], source: torch.Tensor) -> None:
+        """The inverse of ``pack``: cuts the 1-D ``source`` into contiguous tensors."""
 
     def rehearse(self, op: ReduceOp, dtypes: tuple[torch.dtype, ...], device: torch.device) -> None:
         """Runs the operator once on a few elements of these types, one type a lane, so that what cannot run shows.

@@ -24,7 +24,7 @@ _OPTIONS: Final = {"num_warps": 4, "enable_fp_fusion": False}
 
 
 class CompiledLauncher(Launcher):
-    """Launches on ``queue`` (a ``torch.cuda.Stream``), or on the current stream of the tensors' device without one.
+    """Enqueues launches on the current stream of the tensors' device.
 
     It has never run: its kernels were compiled for sm_90 and read as PTX, on machines without a GPU. Results equal the
     other launchers' but for the payload of NaN.
@@ -32,8 +32,8 @@ class CompiledLauncher(Launcher):
 
     name = "compiled"
 
-    def combine(self, out: Values, operands: Sequence[Values], how: CombineSpec, queue: Any = None) -> torch.cuda.Event:
-        """Enqueues ``out = how(operands)``; the event returned marks its end.
+    def combine(self, out: Values, operands: Sequence[Values], how: CombineSpec) -> None:
+        """Enqueues ``out = how(operands)``.
 
         Raises:
             TypeError, ValueError: see ``microddp_kernels.launchers.checks``.
@@ -41,32 +41,29 @@ class CompiledLauncher(Launcher):
         tensors = [lane for each in (out, *operands) for lane in lanes_of(each)]
         check_devices(self.name, "cuda", *tensors)
         device = tensors[0].device
-        with torch.cuda.device(device), torch.cuda.stream(queue):
+        with torch.cuda.device(device):
             combine_on_blocks(
                 _launch, out, operands, how, _BLOCK, soft_bfloat16=False, hardware_float8=_has_float8(device)
             )
-            return _recorded_event()
 
-    def copy(self, out: torch.Tensor, source: torch.Tensor, queue: Any = None) -> torch.cuda.Event:
-        """Enqueues ``out = source``; the event returned marks its end."""
+    def copy(self, out: torch.Tensor, source: torch.Tensor) -> None:
+        """Enqueues ``out = source``."""
         check_devices(self.name, "cuda", out, source)
-        with torch.cuda.device(out.device), torch.cuda.stream(queue):
+        with torch.cuda.device(out.device):
             copy_on_blocks(_launch, out, source, _BLOCK, hardware_float8=_has_float8(out.device))
-            return _recorded_event()
 
-    def pack(self, out: torch.Tensor, sources: Sequence[torch.Tensor], queue: Any = None) -> torch.cuda.Event:
-        """Enqueues ``out`` = the ``sources`` one after another; the event returned marks its end."""
-        return self._pack(out, sources, queue, unpacks=False)
+    def pack(self, out: torch.Tensor, sources: Sequence[torch.Tensor]) -> None:
+        """Enqueues ``out`` = the ``sources`` one after another."""
+        self._pack(out, sources, unpacks=False)
 
-    def unpack(self, outs: Sequence[torch.Tensor], source: torch.Tensor, queue: Any = None) -> torch.cuda.Event:
-        """Enqueues the cutting of ``source`` into ``outs``; the event returned marks its end."""
-        return self._pack(source, outs, queue, unpacks=True)
+    def unpack(self, outs: Sequence[torch.Tensor], source: torch.Tensor) -> None:
+        """Enqueues the cutting of ``source`` into ``outs``."""
+        self._pack(source, outs, unpacks=True)
 
-    def _pack(self, flat: torch.Tensor, parts: Sequence[torch.Tensor], queue: Any, unpacks: bool) -> torch.cuda.Event:
+    def _pack(self, flat: torch.Tensor, parts: Sequence[torch.Tensor], unpacks: bool) -> None:
         check_devices(self.name, "cuda", flat, *parts)
-        with torch.cuda.device(flat.device), torch.cuda.stream(queue):
+        with torch.cuda.device(flat.device):
             pack_on_blocks(_launch, flat, parts, _BLOCK, unpacks, _table_on_stream)
-            return _recorded_event()
 
 
 def _table_on_stream(columns: Table, device: torch.device) -> torch.Tensor:
@@ -90,9 +87,3 @@ def _launch(kernel: Any, num_programs: int, arguments: tuple[Any, ...], constant
 def _has_float8(device: torch.device) -> bool:
     """Whether the device has instructions that convert float8."""
     return torch.cuda.get_device_capability(device) >= (8, 9)
-
-
-def _recorded_event() -> torch.cuda.Event:
-    event = torch.cuda.Event()
-    event.record()
-    return event

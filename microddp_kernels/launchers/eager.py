@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -33,8 +32,8 @@ class EagerLauncher(Launcher):
 
     name = "eager"
 
-    def combine(self, out: Values, operands: Sequence[Values], how: CombineSpec, queue: Any = None) -> None:
-        """``out = how(operands)``, done on return; ``queue`` is ignored.
+    def combine(self, out: Values, operands: Sequence[Values], how: CombineSpec) -> None:
+        """``out = how(operands)``, done on return.
 
         Raises:
             TypeError, ValueError: see ``microddp_kernels.launchers.checks``; a function of the operator returns what
@@ -58,21 +57,21 @@ class EagerLauncher(Launcher):
         else:
             _fold_with_functions(out_lanes, operand_lanes, how, accumulation)
 
-    def copy(self, out: torch.Tensor, source: torch.Tensor, queue: Any = None) -> None:
-        """``out = source``, done on return; ``queue`` is ignored."""
+    def copy(self, out: torch.Tensor, source: torch.Tensor) -> None:
+        """``out = source``, done on return."""
         check_copy(out, source)
         convert(out, source)
 
-    def pack(self, out: torch.Tensor, sources: Sequence[torch.Tensor], queue: Any = None) -> None:
-        """Puts ``sources`` one after another into ``out``, done on return; ``queue`` is ignored."""
+    def pack(self, out: torch.Tensor, sources: Sequence[torch.Tensor]) -> None:
+        """Puts ``sources`` one after another into ``out``, done on return."""
         check_pack(out, sources)
         start = 0
         for source in sources:
             out[start : start + source.numel()].copy_(source.view(-1))
             start += source.numel()
 
-    def unpack(self, outs: Sequence[torch.Tensor], source: torch.Tensor, queue: Any = None) -> None:
-        """Cuts ``source`` into ``outs``, done on return; ``queue`` is ignored."""
+    def unpack(self, outs: Sequence[torch.Tensor], source: torch.Tensor) -> None:
+        """Cuts ``source`` into ``outs``, done on return."""
         check_pack(source, outs)
         start = 0
         for out in outs:

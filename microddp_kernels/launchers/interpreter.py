@@ -50,8 +50,8 @@ class InterpreterLauncher(Launcher):
             raise ValueError(f"block must be a power of two, got {block}")
         self._block = block
 
-    def combine(self, out: Values, operands: Sequence[Values], how: CombineSpec, queue: Any = None) -> None:
-        """``out = how(operands)``, done on return; ``queue`` is ignored.
+    def combine(self, out: Values, operands: Sequence[Values], how: CombineSpec) -> None:
+        """``out = how(operands)``, done on return.
 
         Raises:
             TypeError, ValueError: see ``microddp_kernels.launchers.checks``.
@@ -59,18 +59,18 @@ class InterpreterLauncher(Launcher):
         check_devices(self.name, "cpu", *(lane for each in (out, *operands) for lane in lanes_of(each)))
         combine_on_blocks(_interpret, out, operands, how, self._block, soft_bfloat16=True)
 
-    def copy(self, out: torch.Tensor, source: torch.Tensor, queue: Any = None) -> None:
-        """``out = source``, done on return; ``queue`` is ignored."""
+    def copy(self, out: torch.Tensor, source: torch.Tensor) -> None:
+        """``out = source``, done on return."""
         check_devices(self.name, "cpu", out, source)
         copy_on_blocks(_interpret, out, source, self._block, soft_bfloat16=True)
 
-    def pack(self, out: torch.Tensor, sources: Sequence[torch.Tensor], queue: Any = None) -> None:
-        """Puts ``sources`` one after another into ``out``, done on return; ``queue`` is ignored."""
+    def pack(self, out: torch.Tensor, sources: Sequence[torch.Tensor]) -> None:
+        """Puts ``sources`` one after another into ``out``, done on return."""
         check_devices(self.name, "cpu", out, *sources)
         pack_on_blocks(_interpret, out, sources, self._block, False, make_table)
 
-    def unpack(self, outs: Sequence[torch.Tensor], source: torch.Tensor, queue: Any = None) -> None:
-        """Cuts ``source`` into ``outs``, done on return; ``queue`` is ignored."""
+    def unpack(self, outs: Sequence[torch.Tensor], source: torch.Tensor) -> None:
+        """Cuts ``source`` into ``outs``, done on return."""
         check_devices(self.name, "cpu", source, *outs)
         pack_on_blocks(_interpret, source, outs, self._block, True, make_table)
 

@@ -124,12 +124,12 @@ def test_a_slow_transport_shows_in_the_time(monkeypatch: pytest.MonkeyPatch) -> 
         def __init__(self, inner: Exchange) -> None:
             self.inner = inner
 
-        def post(self, group: Any, after: Any = ()) -> Any:
+        def post(self, group: Any) -> Any:
             time.sleep(0.005)  # not to synchronise: the delay is what is measured
-            return self.inner.post(group, after)
+            return self.inner.post(group)
 
-        def wait(self, events: Any, queue: Any = None) -> None:
-            self.inner.wait(events, queue)
+        def wait(self, events: Any) -> None:
+            self.inner.wait(events)
 
         def finish(self) -> None:
             self.inner.finish()

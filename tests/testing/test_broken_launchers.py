@@ -25,16 +25,16 @@ class _Broken(EagerLauncher):
         super().__init__()
         self._fault = fault
 
-    def combine(self, out: Values, operands: Sequence[Values], how: CombineSpec, queue: Any = None) -> None:
+    def combine(self, out: Values, operands: Sequence[Values], how: CombineSpec) -> None:
         fault = self._fault
         tensor = out if isinstance(out, torch.Tensor) else out[0]
         if fault == "writes out first":
             tensor.zero_()
         if fault == "folds from the right" and len(operands) > 2:
             operands = list(reversed(operands))
-        super().combine(out, operands, how, queue)
+        super().combine(out, operands, how)
         if fault == "finishes twice" and how.divisor is not None and len(operands) > 1:
-            super().combine(out, [out], how, queue)
+            super().combine(out, [out], how)
         if fault == "truncates" and tensor.dtype == torch.bfloat16:
             tensor.view(torch.int16).sub_(1)
         if fault == "forgets the last element":
@@ -42,7 +42,7 @@ class _Broken(EagerLauncher):
         if fault == "raises":
             raise ZeroDivisionError("planted")
         if fault == "finishes always" and how.op.finalize is not None and how.divisor is None:
-            super().combine(out, [out], CombineSpec(how.op, divisor=3), queue)
+            super().combine(out, [out], CombineSpec(how.op, divisor=3))
 
 
 TWINS: dict[str, Any] = {"torch_function": torch.add, "torch_finalize": lambda value, world_size: value * 0.5}

@@ -204,8 +204,8 @@ def _views_with_offset(transport: Transport) -> None:
     assert same_bytes(target[:31], poison(31)) and same_bytes(target[44:], poison(20))
 
 
-def _after_events(transport: Transport) -> None:
-    """``after`` may name events that are complete: what arrived is forwarded."""
+def _forwarding(transport: Transport) -> None:
+    """What arrived is forwarded as soon as it is known to be complete."""
     left, right = neighbours(transport)
     if left == transport.rank:
         return
@@ -213,7 +213,7 @@ def _after_events(transport: Transport) -> None:
     with exchange(transport) as opened:
         events = opened.post([send(right, message(transport.rank, right, 2, 6)), recv(left, first)])
         opened.wait(events)
-        opened.wait(opened.post([send(right, first, 1), recv(left, second, 1)], after=events))
+        opened.wait(opened.post([send(right, first, 1), recv(left, second, 1)]))
     origin = (left - 1) % transport.world_size
     assert same_bytes(second, message(origin, left, 2, 6))
 
@@ -252,6 +252,6 @@ def contract_cases() -> list[tuple[str, Case]]:
         ("empty_collectives", _empty_collectives),
         ("many_in_a_row", _many_in_a_row),
         ("views_with_offset", _views_with_offset),
-        ("after_events", _after_events),
+        ("after_events", _forwarding),
         ("fused_combine", _fused_combine),
     ]

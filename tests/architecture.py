@@ -17,7 +17,8 @@ LAYERS = (
     ("errors",),
     ("schedule",),
     ("plan",),
-    ("engine",),
+    ("views",),
+    ("engine", "stream_engine"),
     ("communicator",),
     ("api",),
     ("ddp", "torch_backend", "cli"),
@@ -112,12 +113,12 @@ def plan_is_pure(module: Module) -> Iterator[str]:
 
 def movers_know_no_schedules(module: Module) -> Iterator[str]:
     if _within(module.name, "microddp.transport", "microddp_kernels.launchers"):
-        names = ("schedule", "plan", "engine", "communicator")
+        names = ("schedule", "plan", "engine", "stream_engine", "views", "communicator")
         yield from _imports_none_of(module, *(f"microddp.{name}" for name in names))
 
 
 def engine_names_no_algorithm(module: Module) -> Iterator[str]:
-    if not _within(module.name, "microddp.engine"):
+    if not _within(module.name, "microddp.engine", "microddp.stream_engine", "microddp.views"):
         return
     yield from _imports_none_of(module, *(f"microddp.schedule.{name}" for name in ALGORITHMS))
     for node in ast.walk(module.tree):

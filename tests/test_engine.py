@@ -102,16 +102,16 @@ def test_views_are_kept_while_the_tensor_lives_and_made_anew_when_it_moves() -> 
     engine = make_engine(_NoTransport(0, 2))
     data = torch.ones(64)
     run_sum(engine, plan, data, owner=data)
-    first = engine._programs[data][id(plan)]
+    first = engine.programs.kept(data)[id(plan)]
     run_sum(engine, plan, data, 1, owner=data)
-    assert engine._programs[data][id(plan)] is first
+    assert engine.programs.kept(data)[id(plan)] is first
     data.data = torch.ones(64)
     run_sum(engine, plan, data, 2, owner=data)
-    assert engine._programs[data][id(plan)] is not first
+    assert engine.programs.kept(data)[id(plan)] is not first
     storage = weakref.ref(data.untyped_storage())
     del data, first
     gc.collect()
-    assert len(engine._programs) == 0
+    assert len(engine.programs) == 0
     assert storage() is None, "the engine keeps the memory of a tensor that is gone"
 
 
@@ -123,13 +123,13 @@ def test_views_of_replaced_staging_are_dropped() -> None:
     run_sum(engine, make_plan("ring", 0, 2, 4096, slice_nbytes=8192), large, owner=large)
     gc.collect()
     assert block() is None, "a kept view holds the old staging memory"
-    assert small not in engine._programs
+    assert not engine.programs.kept(small)
 
 
 def test_without_an_owner_nothing_is_kept() -> None:
     engine = make_engine(_NoTransport(0, 2))
     run_sum(engine, make_plan("ring", 0, 2, 64), torch.ones(64))
-    assert len(engine._programs) == 0
+    assert len(engine.programs) == 0
 
 
 class _Failing:

@@ -8,5 +8,18 @@ from microddp.plan.instructions import Plan
 from microddp.plan.lower import LoweringConfig, lower
 from microddp.plan.passes import hoist
 from microddp.plan.proof import prove
+from microddp.plan.streams import StreamProgram, stream_program
 
-__all__ = ["LoweringConfig", "Plan", "Race", "check_races", "derive", "find_races", "hoist", "lower", "prove"]
+__all__ = [
+    "LoweringConfig",
+    "Plan",
+    "Race",
+    "StreamProgram",
+    "check_races",
+    "derive",
+    "find_races",
+    "hoist",
+    "lower",
+    "prove",
+    "stream_program",
+]

@@ -6,12 +6,14 @@ after it was made to wait for an event starts after everything that was enqueued
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+import torch.utils.dlpack
 
 __all__ = ["DeviceRuntime", "Event", "Graph", "Stream"]
 
@@ -94,6 +96,23 @@ class DeviceRuntime(ABC):
     @abstractmethod
     def capture(self, stream: Stream, enqueue: Callable[[], object]) -> Graph:
         """Captures what ``enqueue`` enqueues on ``stream``, and on streams that join it, without running it."""
+
+    def from_cupy(self, array: Any) -> torch.Tensor:
+        """A tensor on the memory of a CuPy array without negative strides. Orders no streams.
+
+        Raises:
+            TypeError: torch has no such element type.
+        """
+        with self.on(self.caller_stream(array)):
+            return torch.utils.dlpack.from_dlpack(array)
+
+    def to_cupy(self, tensor: torch.Tensor) -> Any:
+        """A CuPy array on the memory of a tensor."""
+        return sys.modules["cupy"].from_dlpack(tensor)
+
+    def identity(self) -> str:
+        """What tells the device from every other one of its host; "" where several ranks may share it."""
+        return ""
 
     def watch(self) -> None:  # noqa: B027 - most have nothing to do
         """Called once by a thread that will only query events: that must not disturb a capture by another thread."""

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from microddp.device import DeviceRuntime
+from microddp.errors import TransportError
 
 __all__ = [
     "Counters",
@@ -92,6 +93,12 @@ class Header:
     def names(cls) -> tuple[str, ...]:
         """The fields to tell a caller of; ``row_nbytes`` follows from ``dtype``."""
         return tuple(each.name for each in fields(cls) if each.name != "row_nbytes")
+
+    @property
+    def signature(self) -> tuple[Any, ...]:
+        """All of it but the number: what calls of one kind have in common."""
+        call = (self.collective, self.algorithm, self.op, self.dtype, self.shape)
+        return (*call, self.root, self.slice_nbytes, self.version)
 
     @property
     def nbytes(self) -> int:
@@ -239,6 +246,14 @@ class Transport(ABC):
     def abort(self, error: BaseException) -> None:
         """Makes every rank's pending and later collectives raise, naming ``error``. From any thread, idempotent."""
 
+    def synchronize(self, timeout: float | None = None) -> None:  # noqa: B027 - nothing is pending on a host transport
+        """Blocks the host until every collective that was enqueued has ended.
+
+        Raises:
+            TimeoutError: ``timeout`` seconds passed; the collectives go on.
+            TransportError: one failed.
+        """
+
     @abstractmethod
     def close(self) -> None:
         """Lets go of connections and threads. Idempotent; peers that still wait for this rank raise."""
@@ -264,6 +279,14 @@ class StreamTransport(Transport):
 
         The host may block here when a header is new: it is compared with the other ranks' then.
         """
+
+    def open_captured(self, header: Header) -> StreamExchange:
+        """Begins a collective that is captured into a graph: nothing runs now, so nothing is watched or waited for.
+
+        Raises:
+            TransportError: it cannot be captured, or was never run before (its peers may not be connected yet).
+        """
+        raise TransportError(f"the {self.name} transport cannot be captured into graphs")
 
     @abstractmethod
     def prepare(self, edges: Sequence[tuple[int, bool]], deadline: float) -> None:

@@ -1,0 +1,70 @@
+"""CuPy's NCCL bindings: finding them, grouping calls, and what their errors mean."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, Final
+
+import torch
+
+from microddp.errors import TransportError
+
+__all__ = ["MAX_GROUP", "UINT8", "describe_nccl_error", "load_nccl"]
+
+UINT8: Final = 1
+"""``ncclUint8``: transfers are bytes, so that every element type travels."""
+
+MAX_GROUP: Final = 256
+"""The most transfers in one NCCL group; larger ones were seen to hang (NVIDIA/nccl#2130)."""
+
+_MEANINGS: Final = {
+    1: "a CUDA call failed",
+    2: "a system call failed",
+    3: "NCCL failed internally",
+    4: "an argument is invalid",
+    5: "invalid use of the library",
+    6: "a peer exited, or the network failed",
+    7: "an operation is still in progress",
+    8: "an operation timed out",
+}
+
+
+def load_nccl() -> Any:
+    """The module ``cupy.cuda.nccl``.
+
+    Raises:
+        TransportError: CuPy, or its NCCL, is not installed; the text says what to install.
+    """
+    try:
+        importlib.import_module("cupy")
+        module: Any = importlib.import_module("cupy.cuda.nccl")
+    except ImportError as error:
+        raise TransportError(
+            f"the nccl transport needs CuPy, which cannot be imported ({error}): {_remedy()}"
+        ) from error
+    if not module.available:
+        raise TransportError(f"the nccl transport needs NCCL, which CuPy does not find: {_remedy()}")
+    return module
+
+
+def describe_nccl_error(error: BaseException) -> str | None:
+    """What an exception out of the bindings says; None if it is not one of theirs.
+
+    CuPy 14 has no text for the results 7 and 8 and raises ``KeyError`` with the number.
+    """
+    if type(error) is KeyError and error.args in ((7,), (8,)):
+        code = error.args[0]
+        return f"NCCL result {code}: {_MEANINGS[code]}"
+    if type(error).__name__ == "NcclError":
+        code = getattr(error, "status", None)
+        meaning = _MEANINGS.get(code) if isinstance(code, int) else None
+        return f"{error}" + (f" (NCCL result {code}: {meaning})" if meaning else "")
+    return None
+
+
+def _remedy() -> str:
+    version = torch.version.cuda
+    extra = f"cuda{version.partition('.')[0]}" if version else None
+    if extra in ("cuda12", "cuda13"):
+        return f"pip install 'microddp[{extra}]' (this torch is built for CUDA {version})"
+    return "pip install 'microddp[cuda13]' for CUDA 13, or 'microddp[cuda12]' for CUDA 12, beside a CUDA build of torch"

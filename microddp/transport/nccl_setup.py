@@ -1,0 +1,167 @@
+"""How the ranks of an NCCL communicator find each other: places, the unique id, the communicator, connections.
+
+Everything that NCCL may block in for ever (the constructor, the first use of a peer) runs on a thread of its own, and
+the caller waits for it until a deadline, or until another rank has failed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from microddp.errors import TransportError
+from microddp.transport.nccl_api import describe_nccl_error
+from microddp.transport.noticeboard import Failure, Noticeboard, name_ranks
+
+__all__ = ["Setup", "run_bounded"]
+
+_POLL_S: Final = 0.005
+_ID_NBYTES: Final = 128
+
+
+def run_bounded(task: Callable[[], Any], deadline: float, give_up: Callable[[], Failure | None], what: str) -> Any:
+    """What ``task`` returns; it runs on a thread of its own, which is left behind (a daemon) if it does not end.
+
+    Args:
+        deadline: in ``time.monotonic()`` seconds.
+        give_up: asked again and again: a failure elsewhere that makes waiting pointless.
+        what: for the error: who does what.
+
+    Raises:
+        TransportError: the deadline passed, another rank failed, or NCCL did.
+        Exception: whatever else ``task`` raises.
+    """
+    done, outcome = threading.Event(), _Outcome()
+
+    def run() -> None:
+        try:
+            outcome.result = task()
+        except BaseException as error:  # raised below, on the caller's thread
+            outcome.error = error
+        finally:
+            done.set()
+
+    threading.Thread(target=run, name="microddp-nccl-setup", daemon=True).start()
+    while not done.wait(_POLL_S):
+        failure = give_up()
+        if failure is not None:
+            raise failure.exception(what)
+        if time.monotonic() >= deadline:
+            raise Failure("timeout", -1, "the deadline passed").exception(what)
+    if outcome.error is not None:
+        text = describe_nccl_error(outcome.error)
+        if text is None:
+            raise outcome.error
+        raise TransportError(f"{what}: {text}") from outcome.error
+    return outcome.result
+
+
+class _Outcome:
+    __slots__ = ("error", "result")
+
+    def __init__(self) -> None:
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+
+class Setup:
+    """The steps of one rank, each with the same deadline. A step that fails is published, so that all ranks raise."""
+
+    def __init__(self, store: Any, rank: int, world_size: int, timeout: float) -> None:
+        self._store, self._rank, self._world_size = store, rank, world_size
+        self._board = Noticeboard(store, rank, world_size)
+        self._timeout = timeout
+        self._deadline = time.monotonic() + timeout
+        self._who = f"rank {rank} of {world_size}"
+
+    def publish(self, error: BaseException) -> None:
+        """Tells the ranks that wait in a step why this one will not come."""
+        try:
+            self._board.publish(Failure("remote", self._rank, f"rank {self._rank} failed to set up: {error}"))
+        except RuntimeError:
+            return  # the store is gone: they will notice that too
+
+    def exchange_places(self, identity: str) -> None:
+        """Compares where the ranks are.
+
+        Raises:
+            TransportError: two ranks use one GPU, or a rank did not say where it is.
+        """
+        host_id = os.environ.get("NCCL_HOSTID") or socket.gethostname()
+        own = json.dumps([host_id, identity])
+        self._store.set(f"place/{self._rank}", own)
+        places = [json.loads(each) for each in self._gather("place", "where its GPU is")]
+        if os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1":
+            return
+        holders: dict[tuple[str, str], list[int]] = {}
+        for rank, (host, device) in enumerate(places):
+            if device:
+                holders.setdefault((host, device), []).append(rank)
+        shared = [
+            f"{name_ranks(ranks)} on {host} use GPU {device}" for (host, device), ranks in holders.items() if ranks[1:]
+        ]
+        if shared:
+            raise TransportError(
+                f"{self._who}: NCCL takes one rank a GPU, but {'; '.join(shared)}: pass device=local_rank, "
+                "start no more ranks than GPUs, or use the gloo transport"
+            )
+
+    def unique_id(self, make: Callable[[], bytes]) -> bytes:
+        """The communicator's id: made by rank 0, or the reason why it could not be.
+
+        Raises:
+            TransportError: on every rank, if rank 0 failed or did not come in time.
+        """
+        key = "unique_id"
+        if self._rank == 0:
+            try:
+                made = make()
+                self._store.set(key, "ok:" + made.hex())
+            except Exception as error:
+                text = describe_nccl_error(error) or f"{type(error).__name__}: {error}"
+                self._store.set(key, f"error:{text}")
+                raise TransportError(f"{self._who} could not make a unique id: {text}") from error
+            return made
+        state, _, text = self._wait([key], lambda _: "rank 0 published no unique id")[0].partition(":")
+        if state != "ok" or len(text) != 2 * _ID_NBYTES:
+            raise TransportError(f"{self._who}: rank 0 could not make a unique id: {text}")
+        return bytes.fromhex(text)
+
+    def create(self, make: Callable[[], Any]) -> Any:
+        """The communicator that ``make`` constructs, which blocks until all ranks have come.
+
+        Raises:
+            TransportError: NCCL failed, or some rank did not come in time.
+        """
+        what = f"{self._who}, making the NCCL communicator"
+        return run_bounded(make, self._deadline, self._failure, what)
+
+    def _gather(self, name: str, what: str) -> list[str]:
+        def describe(missing: Sequence[int]) -> str:
+            return f"{name_ranks(missing)} did not say {what}"
+
+        return self._wait([f"{name}/{rank}" for rank in range(self._world_size)], describe)
+
+    def _wait(self, keys: Sequence[str], describe: Callable[[Sequence[int]], str]) -> list[str]:
+        """The values of keys that other ranks set."""
+        delay = 0.0005
+        while not self._store.check(list(keys)):
+            failure = self._failure()
+            if failure is not None:
+                raise failure.exception(self._who)
+            if time.monotonic() >= self._deadline:
+                missing = [place for place, key in enumerate(keys) if not self._store.check([key])]
+                raise Failure("timeout", self._rank, f"{describe(missing)} within {self._timeout:g} s").exception(
+                    self._who
+                )
+            time.sleep(delay)
+            delay = min(2 * delay, 0.05)
+        return [bytes(self._store.get(key)).decode() for key in keys]
+
+    def _failure(self) -> Failure | None:
+        return self._board.failure()

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
+from microddp import tracing
 from microddp.plan.instructions import Plan
 from microddp.plan.issue import Issue, host_issues
 from microddp.staging import LaneTypes, StagingPool
+from microddp.tracing_host import play_traced
 from microddp.transport.base import Exchange, Header, Transfer, Transport
 from microddp.views import ProgramCache, Views
 from microddp_kernels.launchers.base import Launcher
@@ -67,20 +70,38 @@ class Engine:
         Raises:
             TransportError: a peer failed, refused, or did not come; ``data`` is then undefined.
         """
-        exchange = self.transport.open(header, deadline)
-        try:
-            lanes = data if isinstance(data, tuple) else (data,)
-            actions = self.programs.find(plan, lanes, op, types, owner)
-            num_events = len(plan.instructions) * len(lanes)
-            exchange.run(lambda: _play(exchange, actions, num_events))
-        except BaseException as error:
-            self.transport.abort(error)
-            raise
+        tracer = tracing.current()
+        if tracer is None:
+            self._run(plan, data, op, header, deadline, types, owner, _play)
+            return
+        with tracer.collective(plan, header, op, types) as trace:
+            self._run(plan, data, op, header, deadline, types, owner, partial(play_traced, trace))
 
     def clear(self) -> None:
         """Forgets all views."""
         self.programs.clear()
         self._issues.clear()
+
+    def _run(
+        self,
+        plan: Plan,
+        data: Values,
+        op: ReduceOp | None,
+        header: Header,
+        deadline: float,
+        types: tuple[LaneTypes, ...] | None,
+        owner: torch.Tensor | None,
+        play: Callable[[Exchange, Sequence[_Action], int, int], None],
+    ) -> None:
+        exchange = self.transport.open(header, deadline)
+        try:
+            lanes = data if isinstance(data, tuple) else (data,)
+            actions = self.programs.find(plan, lanes, op, types, owner)
+            num_events = len(plan.instructions) * len(lanes)
+            exchange.run(lambda: play(exchange, actions, num_events, len(lanes)))
+        except BaseException as error:
+            self.transport.abort(error)
+            raise
 
     def _actions(self, plan: Plan, views: Views) -> list[_Action]:
         return [_action(plan, issue, views) for issue in self._issues_of(plan)]
@@ -107,7 +128,7 @@ def _action(plan: Plan, issue: Issue, views: Views) -> _Action:
     return _Action(waits, (issue.indices[0] * count,), None, call)
 
 
-def _play(exchange: Exchange, actions: Sequence[_Action], num_events: int) -> None:
+def _play(exchange: Exchange, actions: Sequence[_Action], num_events: int, num_lanes: int) -> None:
     events: list[Any] = [None] * num_events
     for action in actions:
         if action.waits:

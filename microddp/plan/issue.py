@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from microddp.plan.dependencies import ancestors
 from microddp.plan.instructions import Plan, is_transfer
 
-__all__ = ["Issue", "host_issues", "stream_issues"]
+__all__ = ["Issue", "host_issues"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,22 +44,6 @@ def host_issues(plan: Plan) -> tuple[Issue, ...]:
         is_post = is_transfer(instruction)
         issues.append(Issue(_bits(missing), (index,), is_post))
         batch = 1 << index if is_post else 0
-    return tuple(issues)
-
-
-def stream_issues(plan: Plan) -> tuple[Issue, ...]:
-    """The plan cut for a stream-ordered transport: one group for each (step, slice), the same on both ends."""
-    issues: list[Issue] = []
-    previous = None
-    for index, instruction in enumerate(plan.instructions):
-        group = (instruction.step, instruction.slice) if is_transfer(instruction) else None
-        if group is not None and group == previous:
-            last = issues.pop()
-            waits = tuple(sorted({*last.waits, *plan.after[index]}))
-            issues.append(Issue(waits, (*last.indices, index), is_post=True))
-        else:
-            issues.append(Issue(plan.after[index], (index,), group is not None))
-        previous = group
     return tuple(issues)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from microddp.plan import LoweringConfig, Plan, hoist, lower
 from microddp.plan.instructions import DATA, Combine, Recv, RecvCombine, Send
-from microddp.plan.issue import Issue, host_issues, stream_issues
+from microddp.plan.issue import Issue, host_issues
 from microddp.plan.passes import reorder
 from microddp.schedule import schedule
 from tests.plan.cells import cells
@@ -137,27 +137,6 @@ def test_host_waits_for_no_more_than_needed() -> None:
             before = all_before(plan)
             for issue in host_issues(plan):
                 assert set(issue.waits) <= set().union(*(before[index] for index in issue.indices))
-
-
-def test_stream_issues_are_groups_of_one_step_and_slice() -> None:
-    grouped = 0
-    for cell in SAMPLE:
-        if cell.hoisted:
-            continue
-        for plan in cell.plans():
-            issues = stream_issues(plan)
-            check_every_instruction_once(plan, issues)
-            seen = []
-            for issue in issues:
-                direct = {each for index in issue.indices for each in plan.after[index]}
-                assert set(issue.waits) == direct
-                group = {(plan.instructions[index].step, plan.instructions[index].slice) for index in issue.indices}
-                assert len(group) == 1
-                if issue.is_post:
-                    seen += [*group]
-                    grouped += len(issue.indices) > 1
-            assert len(seen) == len(set(seen)), "one group is issued in two parts"
-    assert grouped > 100
 
 
 def test_both_ends_issue_their_groups_in_the_same_order() -> None:

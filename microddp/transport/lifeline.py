@@ -99,7 +99,7 @@ class Lifeline:
         returns: the process may exit at once.
         """
         if os.getpid() == self._pid:
-            self._learn(failure, None)
+            self._learn(_shorten(failure), None)
 
     def close(self) -> None:
         """Says goodbye, and ends the thread. Idempotent; takes over a second only if a callback does."""
@@ -118,7 +118,7 @@ class Lifeline:
         with self._lock:
             if self._failure is not None or self._closed:
                 return
-            self._failure = failure = _shorten(failure)
+            self._failure = failure
             for link in self._links:
                 if link is not source:
                     link.send({"failure": asdict(failure)})

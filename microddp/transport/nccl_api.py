@@ -53,8 +53,8 @@ def describe_nccl_error(error: BaseException) -> str | None:
     CuPy 14 has no text for the results 7 and 8 and raises ``KeyError`` with the number.
     """
     if type(error) is KeyError and error.args in ((7,), (8,)):
-        code = error.args[0]
-        return f"NCCL result {code}: {_MEANINGS[code]}"
+        number = int(error.args[0])
+        return f"NCCL result {number}: {_MEANINGS[number]}"
     if type(error).__name__ == "NcclError":
         code = getattr(error, "status", None)
         meaning = _MEANINGS.get(code) if isinstance(code, int) else None

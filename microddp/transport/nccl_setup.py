@@ -6,22 +6,28 @@ the caller waits for it until a deadline, or until another rank has failed.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from microddp.errors import TransportError
-from microddp.transport.nccl_api import describe_nccl_error
+from microddp.transport.nccl_api import MAX_GROUP, UINT8, describe_nccl_error
 from microddp.transport.noticeboard import Failure, Noticeboard, name_ranks
 
-__all__ = ["Setup", "run_bounded"]
+if TYPE_CHECKING:
+    from microddp.device import DeviceRuntime
+    from microddp.transport.nccl import NcclTransport
+
+__all__ = ["Setup", "end_bounded", "run_bounded", "touch"]
 
 _POLL_S: Final = 0.005
 _ID_NBYTES: Final = 128
+_END_S: Final = 2.0
 
 
 def run_bounded(task: Callable[[], Any], deadline: float, give_up: Callable[[], Failure | None], what: str) -> Any:
@@ -165,3 +171,39 @@ class Setup:
 
     def _failure(self) -> Failure | None:
         return self._board.failure()
+
+
+def touch(transport: NcclTransport, edges: Sequence[tuple[int, bool]]) -> None:
+    """Sends one byte over each edge, (peer, is a send). May block for ever.
+
+    Ranks of one distance on the ring come together, so that both ends cut the groups alike.
+    """
+    rank, world_size, comm, scratch = transport.rank, transport.world_size, transport.comm, transport.scratch
+    if scratch is None:
+        return
+    far = {(peer, is_send): (peer - rank if is_send else rank - peer) % world_size for peer, is_send in edges}
+    ordered = sorted(edges, key=lambda edge: far[edge])
+    with transport.runtime.guard():
+        for _, part in itertools.groupby(ordered, key=lambda edge: far[edge] // (MAX_GROUP // 2)):
+            transport.api.groupStart()
+            try:
+                for peer, is_send in part:
+                    call = comm.send if is_send else comm.recv
+                    call(scratch.data_ptr() + 2 * peer + is_send, 1, UINT8, peer, transport.groups_handle)
+            finally:
+                transport.api.groupEnd()
+
+
+def end_bounded(comm: Any, how: str, runtime: DeviceRuntime, rank: int) -> bool:
+    """Aborts or destroys a communicator; says whether that ended in time. It may block: then it is left behind."""
+    ended = threading.Event()
+
+    def end() -> None:
+        try:
+            with runtime.guard():
+                getattr(comm, how)()
+        finally:
+            ended.set()
+
+    threading.Thread(target=end, name=f"microddp-{how}-{rank}", daemon=True).start()
+    return ended.wait(_END_S)

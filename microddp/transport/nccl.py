@@ -1,0 +1,276 @@
+"""Messages between GPUs by NCCL's send and receive, through CuPy's bindings, as raw bytes on a stream.
+
+NCCL knows no tags, no deadlines and, on one host, no deaths: headers are compared beside it, its blocking calls run on
+threads that can be given up, and a watchdog ends what is stuck (see ``stream_watchdog``).
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from microddp.device import DeviceRuntime
+from microddp.errors import ClosedError, TransportError
+from microddp.transport.base import Header, StreamTransport
+from microddp.transport.gloo_group import clone
+from microddp.transport.lifeline import Lifeline
+from microddp.transport.nccl_api import load_nccl
+from microddp.transport.nccl_exchange import NcclExchange
+from microddp.transport.nccl_setup import Setup, end_bounded, run_bounded, touch
+from microddp.transport.noticeboard import STORE_TIMEOUT_S, Failure, name_ranks
+from microddp.transport.stream_board import StreamBoard
+from microddp.transport.stream_meeting import meet_ranks
+from microddp.transport.stream_reports import StreamReports
+from microddp.transport.stream_watchdog import StreamWatchdog
+
+__all__ = ["NcclTransport"]
+
+
+class NcclTransport(StreamTransport):
+    """One rank's communicator on one device, and what watches over it.
+
+    Attributes:
+        runtime: the device's streams.
+        failure: why nothing works any more.
+        comm, api: CuPy's communicator (None for one rank) and the module that it comes from.
+        groups_handle: the stream of the transfers, as NCCL takes it.
+    """
+
+    name = "nccl"
+
+    def __init__(
+        self,
+        store: Any,
+        rank: int,
+        world_size: int,
+        *,
+        timeout: float,
+        runtime: DeviceRuntime | None = None,
+        api: Any = None,
+        address: str | None = None,
+        watchdog_period: float = 0.5,
+    ) -> None:
+        """Makes the communicator together with all other ranks.
+
+        Args:
+            store: a torch.distributed store that all ranks reach, under a prefix that only this transport uses.
+            timeout: how long to wait for the other ranks here, in seconds.
+            runtime: the device's streams; None: of torch's current CUDA device.
+            api: what has the names of ``cupy.cuda.nccl``; None: that.
+            address: the local address at which the neighbours' lifelines connect; None: chosen.
+            watchdog_period: after how many seconds in one collective the ranks' headers are compared.
+
+        Raises:
+            ValueError: ``rank`` or ``world_size`` make no sense.
+            TransportError: CuPy, NCCL or the GPU is missing, two ranks share a GPU, or a rank failed or did not come.
+        """
+        if not 0 <= rank < world_size:
+            raise ValueError(f"rank {rank} is not in 0..{world_size - 1} (world size {world_size})")
+        super().__init__(rank, world_size)
+        self.failure: Failure | None = None
+        self.closed = False
+        self.open_exchange: NcclExchange | None = None
+        self.comm: Any = None
+        self.api: Any = None
+        self.scratch: torch.Tensor | None = None
+        self._lifeline: Lifeline | None = None
+        self._lock = threading.Lock()
+        self._events: deque[Any] = deque()
+        self._edges: set[tuple[int, bool]] = set()
+        self._set_up(store, timeout, runtime, api, address)
+        self.device_types = (self.runtime.device.type,)
+        # Connections of its own: a store's calls wait for each other.
+        board = StreamBoard(clone(store), rank, world_size)
+        self.reports = StreamReports(board, watchdog_period)
+        self.watchdog = StreamWatchdog(self, self.reports)
+        atexit.register(self.close)
+
+    def open(self, header: Header, deadline: float) -> NcclExchange:
+        """See ``StreamTransport.open``."""
+        self._check_usable(header)
+        history = self.reports.history
+        history.enter(header)
+        if self.world_size > 1 and not history.is_known(header):
+            self.meet(header, deadline)
+        self.open_exchange = exchange = NcclExchange(self, header, deadline)
+        return exchange
+
+    def open_captured(self, header: Header) -> NcclExchange:
+        """See ``StreamTransport.open_captured``."""
+        self._check_usable(header)
+        history = self.reports.history
+        if self.world_size > 1 and not history.is_known(header):
+            raise TransportError(
+                f"rank {self.rank} of {self.world_size}: {header.collective} of {header.dtype}{list(header.shape)} by "
+                f"{header.algorithm} is captured before it has run: call it once, on all ranks, before the capture"
+            )
+        history.enter(header)
+        self.open_exchange = exchange = NcclExchange(self, header, float("inf"), is_captured=True)
+        return exchange
+
+    def prepare(self, edges: Sequence[tuple[int, bool]], deadline: float) -> None:
+        """See ``StreamTransport.prepare``: NCCL connects two ranks in their first transfer, which blocks the host."""
+        new = [edge for edge in dict.fromkeys(edges) if edge not in self._edges]
+        if not new or self.comm is None:
+            return
+        peers = name_ranks(sorted({peer for peer, _ in new}))
+        what = f"rank {self.rank} of {self.world_size}, connecting with {peers}"
+        try:
+            run_bounded(lambda: touch(self, new), deadline, lambda: self.failure, what)
+        except TransportError as error:
+            self.abort(error)
+            raise
+        self._edges.update(new)
+
+    def meet(self, header: Header, deadline: float) -> None:
+        """Waits on the host until all ranks have entered this collective, and compares what they call.
+
+        Raises:
+            MismatchError: the ranks disagree; the text names both values.
+            TransportError: a rank failed, refused its arguments, or did not come.
+        """
+        context = f"rank {self.rank} of {self.world_size}: {header.collective} by {header.algorithm}"
+        context += f", collective {header.sequence}"
+        failure = meet_ranks(self.watchdog.store, self.reports, header, deadline, lambda: self.failure)
+        if failure is not None:
+            agreed = self.watchdog.store.call(lambda: self.reports.board.publish(failure), STORE_TIMEOUT_S)
+            self.learn(agreed or failure)
+            assert self.failure is not None
+            raise self.failure.exception(context)
+
+    def reject(self, sequence: int, error: BaseException) -> None:
+        """See ``Transport.reject``."""
+        if self.world_size == 1 or self.closed or self.failure is not None:
+            return
+        text = f"rank {self.rank} refused collective {sequence}: {type(error).__name__}: {error}"
+        failure = Failure("remote", self.rank, text)
+        self.watchdog.store.call(lambda: self.reports.board.reject(sequence, failure), STORE_TIMEOUT_S)
+
+    def abort(self, error: BaseException) -> None:
+        """See ``Transport.abort``."""
+        if self.closed or self.failure is not None:
+            return
+        trace = "".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip()
+        self.learn(Failure("remote", self.rank, f"rank {self.rank} raised {type(error).__name__}: {error}\n{trace}"))
+
+    def synchronize(self, timeout: float | None = None) -> None:
+        """See ``Transport.synchronize``."""
+        until = None if timeout is None else time.monotonic() + timeout
+        for flight in self.watchdog.pending():
+            flight.synchronize(None if until is None else max(until - time.monotonic(), 0.0))
+        if self.failure is not None:
+            raise self.failure.exception(f"rank {self.rank} of {self.world_size}")
+
+    def close(self) -> None:
+        """See ``Transport.close``."""
+        with self._lock:
+            if self.closed:
+                return
+            self.closed = True
+        atexit.unregister(self.close)
+        if self.watchdog.pending():
+            self.learn(Failure("closed", self.rank, f"rank {self.rank} closed its transport"))
+        self.watchdog.store.call(self.reports.close, STORE_TIMEOUT_S)
+        if self._lifeline is not None:
+            self._lifeline.close()
+        self.watchdog.stop(STORE_TIMEOUT_S)
+        self._end_communicator("destroy")
+
+    def learn(self, failure: Failure) -> None:
+        """Breaks this transport, from any thread: the first failure stays. The watchdog does what follows from it."""
+        with self._lock:
+            if self.failure is not None:
+                return
+            self.failure = failure
+        self.watchdog.wake()
+
+    def check_device(self) -> None:
+        """Raises NCCL's error, if the communicator has had one since it was enqueued to."""
+        comm = self.comm
+        if comm is not None:
+            comm.check_async_error()
+
+    def abort_communicator(self) -> None:
+        """Ends what the device is doing for this communicator, from any thread."""
+        self._end_communicator("abort")
+
+    def lifeline_publish(self, failure: Failure) -> None:
+        """Passes a failure on to the other ranks."""
+        if self._lifeline is not None:
+            self._lifeline.publish(failure)
+
+    def take_event(self) -> Any:
+        """An event for marking how far a collective is."""
+        try:
+            return self._events.popleft()
+        except IndexError:
+            return self.runtime.new_event()
+
+    def recycle(self, events: Sequence[Any]) -> None:
+        """Takes events back."""
+        self._events.extend(events)
+
+    def _set_up(self, store: Any, timeout: float, runtime: DeviceRuntime | None, api: Any, address: str | None) -> None:
+        rank, world_size = self.rank, self.world_size
+        setup = Setup(store, rank, world_size, timeout)
+        try:
+            if runtime is None:
+                from microddp.device_cuda import CudaRuntime
+
+                runtime = CudaRuntime()
+            self.runtime = runtime
+            self.api = api or (load_nccl() if world_size > 1 else None)
+            with runtime.guard():
+                self.groups, self.kernels = runtime.new_stream(), runtime.new_stream()
+            self.groups_handle = runtime.handle(self.groups)
+            if world_size > 1:
+                setup.exchange_places(runtime.identity())
+                self._lifeline = Lifeline(
+                    store, rank, world_size, timeout=timeout, on_failure=self._hear, address=address
+                )
+                unique_id = setup.unique_id(self.api.get_unique_id)
+                self.scratch = torch.zeros(2 * world_size, dtype=torch.uint8, device=runtime.device)
+                self.comm = setup.create(lambda: self._communicator(unique_id))
+        except BaseException as error:
+            setup.publish(error)
+            if self._lifeline is not None:
+                self._lifeline.close()
+            raise
+
+    def _communicator(self, unique_id: bytes) -> Any:
+        with self.runtime.guard():  # it belongs to the current device of the thread that makes it
+            return self.api.NcclCommunicator(self.world_size, unique_id, self.rank)
+
+    def _hear(self, failure: Failure) -> None:
+        """Called by the lifeline: a rank died, or failed."""
+        if hasattr(self, "watchdog"):
+            self.learn(failure)
+        else:
+            self.failure = self.failure or failure
+
+    def _end_communicator(self, how: str) -> None:
+        """Aborts or destroys it, once. Both may block in NCCL: then they are left behind."""
+        with self._lock:
+            comm, self.comm = self.comm, None
+        if comm is None:
+            return
+        if not end_bounded(comm, how, self.runtime, self.rank) and how == "destroy":
+            comm.abort()
+
+    def _check_usable(self, header: Header) -> None:
+        if self.closed:
+            raise ClosedError(f"rank {self.rank}: the transport was closed")
+        if self.failure is not None:
+            raise self.failure.closed_error(self.rank)
+        if self.open_exchange is not None:
+            raise TransportError(
+                f"rank {self.rank}: collective {header.sequence} was begun before "
+                f"{self.open_exchange.header.sequence} was finished"
+            )

@@ -1,0 +1,243 @@
+"""One collective over NCCL: its groups are enqueued on a stream; what was enqueued can be watched and waited for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from microddp.errors import ClosedError, TransportError
+from microddp.transport.base import Header, Kind, StreamExchange, Ticket, Transfer
+from microddp.transport.nccl_api import UINT8, describe_nccl_error
+
+if TYPE_CHECKING:
+    from microddp.transport.nccl import NcclTransport
+
+__all__ = ["Flight", "NcclExchange"]
+
+_SPINS: Final = 200
+_POLL_S: Final = 0.0005
+_DESCRIBE_EVERY: Final = 100
+
+Group = Sequence[Transfer]
+
+
+class Flight(Ticket):
+    """A collective that was enqueued, until the device has ended it.
+
+    Attributes:
+        header, deadline: of the collective.
+        since: when it was enqueued (``time.monotonic()``).
+    """
+
+    def __init__(
+        self,
+        transport: NcclTransport,
+        header: Header,
+        deadline: float,
+        marks: list[tuple[Group, Any]],
+        done: Any,
+        kept: object,
+    ) -> None:
+        self.header, self.deadline = header, deadline
+        self.since = time.monotonic()
+        self._transport, self._marks = transport, marks
+        self._event, self._kept = done, kept
+        self._outcome: bool | None = None  # whether it ended well; None: not known yet
+
+    def done(self) -> bool:
+        """See ``Ticket.done``."""
+        if self._outcome is None:
+            # In this order: after a failure the device is told to stop, and then its events complete too.
+            has_failed = self._transport.failure is not None
+            if has_failed or self._transport.runtime.query(self._event):
+                self.end(well=not has_failed)
+        return self._outcome is not None
+
+    def end(self, *, well: bool) -> None:
+        """Lets go of the tensors: the device is done with them, or was told to stop. Only the first call counts."""
+        if self._outcome is None:
+            self._outcome, self._kept = well, None
+            marks, self._marks = self._marks, []
+            self._transport.recycle([event for _, event in marks])
+
+    def synchronize(self, timeout: float | None = None) -> None:
+        """See ``Ticket.synchronize``. Polls; the transport's threads look at everything else that can go wrong."""
+        until = None if timeout is None else time.monotonic() + timeout
+        what = ""
+        spins = 0
+        while not self.done():
+            spins += 1
+            if spins > _SPINS:
+                if until is not None and time.monotonic() >= until:
+                    raise TimeoutError(f"{self.describe()} has not ended after {timeout} s; it goes on")
+                what = self.describe() if spins % _DESCRIBE_EVERY == 0 else what
+                time.sleep(_POLL_S)
+        failure = self._transport.failure
+        if not self._outcome and failure is not None:
+            raise failure.exception(what or self.describe())
+
+    @property
+    def step(self) -> int | None:
+        """The schedule's step that the device is in; None if its transfers are complete."""
+        group = self._group()
+        return group[0].step if group else None
+
+    def describe(self) -> str:
+        """What it is, and how far."""
+        header, transport = self.header, self._transport
+        text = f"rank {transport.rank} of {transport.world_size}: {header.collective} by {header.algorithm}, "
+        text += f"collective {header.sequence}"
+        group = self._group()
+        return f"{text}, {describe_group(group)}" if group else text
+
+    def _group(self) -> Group | None:
+        """The first group that is not complete. Those before the last mark of their step are taken for it."""
+        query = self._transport.runtime.query
+        return next((group for group, event in list(self._marks) if not query(event)), None)
+
+
+class NcclExchange(StreamExchange):
+    """The transfers of one collective."""
+
+    def __init__(self, transport: NcclTransport, header: Header, deadline: float, *, is_captured: bool = False) -> None:
+        self.header = header
+        self._transport, self._deadline, self._is_captured = transport, deadline, is_captured
+        self._marks: list[tuple[Group, Any]] = []
+        self._step = -1
+        self._steps: set[int] = set()
+        self._tickets: list[Flight] = []
+
+    def enqueue(self, group: Group) -> None:
+        """See ``StreamExchange.enqueue``. Marks the end of each step, so that it can be told where a peer is missing.
+
+        Raises:
+            ValueError: a transfer that NCCL cannot do.
+            TransportError: NCCL refused it, or the communicator was aborted.
+        """
+        transport = self._transport
+        for transfer in group:
+            self._check(transfer)
+        if transport.failure is not None:
+            raise transport.failure.exception(self._context(group))
+        try:
+            _send_group(transport, group)
+        except Exception as error:
+            raise self._translated(error, group) from error
+        count = transport.counters.count
+        for transfer in group:
+            count(transfer)
+        self._mark(group)
+
+    def submit(self, done: Any, kept: object) -> Flight:
+        """See ``StreamExchange.submit``."""
+        transport = self._transport
+        self._leave()
+        flight = Flight(transport, self.header, self._deadline, self._marks, done, kept)
+        if self._is_captured:
+            flight.end(well=True)
+        else:
+            transport.watchdog.add(flight)
+        return flight
+
+    def post(self, group: Group) -> list[Flight]:
+        """See ``Exchange.post``."""
+        self.enqueue(group)
+        runtime = self._transport.runtime
+        event = runtime.new_event()
+        runtime.record(event, self._transport.groups)
+        flight = Flight(self._transport, self.header, self._deadline, [(group, event)], event, group)
+        self._transport.watchdog.add(flight)
+        self._tickets.append(flight)
+        return [flight] * len(group)
+
+    def wait(self, events: Sequence[Flight]) -> None:
+        """See ``Exchange.wait``. Blocks the host."""
+        for flight in events:
+            flight.synchronize()
+
+    def finish(self) -> None:
+        """See ``Exchange.finish``. Blocks the host; without transfers it meets the other ranks in the store."""
+        self.wait(self._tickets)
+        if not self._tickets and self._transport.world_size > 1:
+            self._transport.meet(self.header, self._deadline)
+        self._leave()
+
+    def _leave(self) -> None:
+        transport = self._transport
+        transport.open_exchange = None
+        transport.counters.steps += len(self._steps)
+        transport.counters.collectives += 1
+
+    def _mark(self, group: Group) -> None:
+        step = group[0].step
+        self._steps.add(step)
+        if self._is_captured:
+            return
+        transport = self._transport
+        if step == self._step:
+            _, event = self._marks.pop()
+        else:
+            event = transport.take_event()
+        transport.runtime.record(event, transport.groups)
+        self._marks.append((group, event))
+        self._step = step
+
+    def _check(self, transfer: Transfer) -> None:
+        peer, transport, view = transfer.peer, self._transport, transfer.view
+        who = f"rank {transport.rank} of {transport.world_size}"
+        if not 0 <= peer < transport.world_size or peer == transport.rank:
+            raise ValueError(f"{who} cannot exchange data with rank {peer}")
+        if transfer.kind is Kind.RECV_COMBINE:
+            raise ValueError("the nccl transport cannot combine what it receives: lower the plan without fusing")
+        if view.device != transport.runtime.device or not view.is_contiguous():
+            raise ValueError(
+                f"{who}: a transfer needs contiguous memory on {transport.runtime.device}, not {view.device}"
+            )
+
+    def _translated(self, error: Exception, group: Group) -> Exception:
+        """The error to raise after one of NCCL's: if the communicator was aborted meanwhile, the reason for that."""
+        transport, text = self._transport, describe_nccl_error(error)
+        if transport.closed:
+            return ClosedError(f"{self._context(group)}: the transport was closed meanwhile")
+        if text is None and transport.failure is None:
+            return error
+        if transport.failure is not None:
+            return transport.failure.exception(self._context(group))
+        return TransportError(f"{self._context(group)}: {text}")
+
+    def _context(self, group: Group) -> str:
+        transport, header = self._transport, self.header
+        call = f"{header.collective} by {header.algorithm}, collective {header.sequence}"
+        return f"rank {transport.rank} of {transport.world_size}: {call}, {describe_group(group)}"
+
+
+def describe_group(group: Group) -> str:
+    """The step and the peers of a group."""
+    targets = sorted({each.peer for each in group if each.kind is Kind.SEND})
+    sources = sorted({each.peer for each in group if each.kind is not Kind.SEND})
+    peers = [f"sending to {_ranks(targets)}"] * bool(targets) + [f"receiving from {_ranks(sources)}"] * bool(sources)
+    return f"step {group[0].step}, {' and '.join(peers)}"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8])) + (", …" if len(ranks) > 8 else "")
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown}"
+
+
+def _send_group(transport: NcclTransport, group: Group) -> None:
+    """One NCCL group. It is always ended, since what a thread calls next would otherwise queue up in it."""
+    comm, api, handle = transport.comm, transport.api, transport.groups_handle
+    api.groupStart()
+    try:
+        for transfer in group:
+            call = comm.send if transfer.kind is Kind.SEND else comm.recv
+            call(transfer.view.data_ptr(), transfer.nbytes, UINT8, transfer.peer, handle)
+    except BaseException:
+        try:
+            api.groupEnd()  # raises the same once more
+        except Exception as again:
+            if describe_nccl_error(again) is None:
+                raise
+        raise
+    api.groupEnd()

@@ -1,0 +1,139 @@
+"""What a stream-ordered transport learns from the store, and puts there; all of it on the store's own thread."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final
+
+from microddp.transport.base import Header
+from microddp.transport.noticeboard import Failure, describe_mismatch, name_ranks
+from microddp.transport.stream_board import History, Progress, StreamBoard
+
+if TYPE_CHECKING:
+    from microddp.transport.nccl_exchange import Flight
+
+__all__ = ["StreamReports"]
+
+BUSY_S: Final = 0.1
+IDLE_S: Final = 0.25
+_SILENCE_S: Final = 0.7
+"""A rank that publishes nothing for so long, while it should, does not run."""
+
+
+class StreamReports:
+    """One rank's side of the board.
+
+    Attributes:
+        board: the keys.
+        history: what this rank has called; written by the caller's thread.
+    """
+
+    def __init__(self, board: StreamBoard, period: float) -> None:
+        """``period``: a collective that takes longer, in seconds, has its header compared with all ranks'."""
+        self.board, self.history = board, History()
+        self._period = period
+        self._progress = Progress()
+        self._last: Flight | None = None
+        self._asked = -1  # the last sequence that this rank asked for because it was stuck
+
+    def tick(self, flight: Flight | None) -> tuple[Failure | None, float]:
+        """Does what is due; returns a failure, if there is one, and after how many seconds to come again.
+
+        Args:
+            flight: the oldest collective that has not ended.
+        """
+        board = self.board
+        board.answer(self.history)
+        self._publish(flight)
+        failure = board.failure()
+        if failure is None and flight is not None:
+            failure = board.rejection(flight.header.sequence) or self._compare(flight)
+        return failure, IDLE_S if flight is None else BUSY_S
+
+    def close(self) -> None:
+        """Says that this rank leaves in good order."""
+        self.board.set_progress(Progress(self._progress.beat + 1, self.history.sequence, closed=True))
+
+    def describe_missing(self, header: Header) -> str:
+        """Which ranks are where in collective ``header.sequence``, and which do not run, as the end of a sentence.
+
+        Looks twice, so it takes most of a second.
+        """
+        board, me = self.board, self.board.rank
+        others = [rank for rank in range(board.world_size) if rank != me]
+        before = {rank: board.progress(rank) for rank in others}
+        until = time.monotonic() + _SILENCE_S
+        while time.monotonic() < until:
+            if board.failure() is not None:
+                return ""  # another rank was faster
+            self._publish(self._last)  # the others may be asking the same of this one
+            time.sleep(BUSY_S)  # a silence has no end that could be waited for
+        after = {rank: board.progress(rank) for rank in others}
+        groups: dict[str, list[int]] = {}
+        for rank in others:
+            groups.setdefault(_describe(before[rank], after[rank], header.sequence), []).append(rank)
+        texts = [f"{name_ranks(ranks)} {text}" for text, ranks in sorted(groups.items())]
+        return "".join(f"; {text}" for text in texts)
+
+    def meet(self, header: Header, ask: bool) -> dict[int, Header] | None:
+        """One look at whether all ranks have said what they call as this collective: their headers, or None.
+
+        Args:
+            ask: ask those that do not say so by themselves.
+        """
+        if ask:
+            self.board.ask(header.sequence)
+        if not self.board.has_all_headers(header.sequence):
+            return None
+        return self.board.headers(header.sequence)
+
+    def _publish(self, flight: Flight | None) -> None:
+        history, self._last = self.history, flight
+        doing = None if flight is None else flight.header.sequence
+        step = None if flight is None else flight.step
+        self._progress = Progress(self._progress.beat + 1, history.sequence, history.recent(), doing, step)
+        self.board.set_progress(self._progress)
+
+    def _compare(self, flight: Flight) -> Failure | None:
+        """Looks at the neighbour's headers, by their digests; at all ranks' once a collective takes long."""
+        board, sequence = self.board, flight.header.sequence
+        neighbour = board.progress((board.rank - 1) % board.world_size)
+        differs = self.history.disagreement(neighbour.recent)
+        wanted = sequence if differs is None else min(differs, sequence)
+        is_stuck = time.monotonic() - flight.since >= self._period
+        if differs is None and not is_stuck:
+            return None
+        if self._asked != wanted:
+            self._asked = wanted
+            board.ask(wanted)
+        if board.has_all_headers(wanted):
+            text = describe_mismatch(board.headers(wanted))
+            if text is not None:
+                return Failure("mismatch", board.rank, text)
+            if differs is not None and wanted == differs:
+                return Failure(
+                    "mismatch", board.rank, f"the ranks have called other collectives before number {differs}"
+                )
+        return self._departed(sequence) if is_stuck else None
+
+    def _departed(self, sequence: int) -> Failure | None:
+        """A rank that has left in good order without entering the collective."""
+        for rank in range(self.board.world_size):
+            progress = self.board.progress(rank)
+            if progress.closed and progress.sequence < sequence:
+                return Failure("closed", rank, f"rank {rank} closed its transport")
+        return None
+
+
+def _describe(before: Progress, after: Progress, sequence: int) -> str:
+    if after.closed:
+        return "closed its transport" if after.sequence < sequence else "has left"
+    if after.beat == before.beat:
+        return "does not respond (it is stopped, or has died)"
+    if after.sequence < sequence:
+        return "has not entered it"
+    if after.doing is None or after.doing > sequence:
+        return "has ended it"
+    if after.doing < sequence:
+        return f"is still in collective {after.doing}"
+    return "is in it" if after.step is None else f"is in step {after.step}"

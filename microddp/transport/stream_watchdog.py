@@ -1,0 +1,170 @@
+"""The threads beside a stream-ordered transport: they notice that a collective fails, and end it on every rank.
+
+The watchdog polls the device: which collectives have ended, whether NCCL reports an error, whether a deadline has
+passed. It never waits for the store; a second thread talks to that: it answers other ranks, compares headers, and sees
+failures that they publish. A third, the lifeline's, hears of ranks that die. Whoever learns of a failure first, the
+watchdog then aborts the communicator, which ends what the device is doing.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING, Final
+
+from microddp.transport.nccl_api import describe_nccl_error
+from microddp.transport.nccl_exchange import Flight
+from microddp.transport.noticeboard import STORE_TIMEOUT_S, Failure
+from microddp.transport.store_thread import StoreThread
+from microddp.transport.stream_reports import StreamReports
+
+if TYPE_CHECKING:
+    from microddp.transport.nccl import NcclTransport
+
+__all__ = ["StreamWatchdog"]
+
+_BUSY_S: Final = 0.02
+_REASON_GRACE_S: Final = 0.3
+"""How long an error of NCCL waits for a better explanation: the rank that caused it says why."""
+
+_log = logging.getLogger("microddp")
+
+
+class StreamWatchdog:
+    """Watches the collectives of one rank that are enqueued and have not ended.
+
+    Attributes:
+        reports: what goes through the store.
+    """
+
+    def __init__(self, transport: NcclTransport, reports: StreamReports) -> None:
+        self.reports = reports
+        self._transport = transport
+        self._flights: list[Flight] = []
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._stopping = self._aborted = False
+        self._thread: threading.Thread | None = None
+        name = f"microddp-store-{transport.rank}"
+        self.store = StoreThread(name, self._tick_store, self._store_is_gone)
+
+    def add(self, flight: Flight) -> None:
+        """Watches ``flight`` until it ends."""
+        with self._lock:
+            self._flights.append(flight)
+            is_first = len(self._flights) == 1
+            if self._thread is None and not self._stopping:
+                name = f"microddp-watchdog-{self._transport.rank}"
+                self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+                self._thread.start()
+        if is_first:
+            self._wake.set()
+
+    def oldest(self) -> Flight | None:
+        """The first collective that has not ended."""
+        with self._lock:
+            return self._flights[0] if self._flights else None
+
+    def pending(self) -> list[Flight]:
+        """All that have not ended, in order."""
+        with self._lock:
+            return list(self._flights)
+
+    def wake(self) -> None:
+        """Something has failed: look at once."""
+        self._wake.set()
+        if self._thread is None:
+            self._abort()
+
+    def stop(self, timeout: float) -> None:
+        """Ends both threads."""
+        self._stopping = True
+        self._wake.set()
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout)
+        self.store.stop(timeout)
+
+    def _run(self) -> None:
+        self._transport.runtime.watch()
+        while not self._stopping:
+            busy = self.oldest() is not None
+            self._wake.wait(_BUSY_S if busy else None)
+            self._wake.clear()
+            if self._transport.failure is not None:
+                self._abort()
+            elif not self._stopping:
+                self._look()
+
+    def _look(self) -> None:
+        transport, flight = self._transport, None
+        try:
+            with self._lock:
+                ended = [each for each in self._flights if each.done()]
+                self._flights = [each for each in self._flights if each not in ended]
+            flight = self.oldest()
+            if flight is None:
+                return
+            transport.check_device()
+        except Exception as error:
+            text = describe_nccl_error(error) or f"{type(error).__name__}: {error}"
+            what = f"{flight.describe()}: {text}" if flight is not None else f"rank {transport.rank}: {text}"
+            self._settle(Failure("lost", transport.rank, what), _REASON_GRACE_S)
+            return
+        if time.monotonic() >= flight.deadline:
+            self._time_out(flight)
+
+    def _time_out(self, flight: Flight) -> None:
+        """Says who is missing: what the ranks have published, and who does not publish anything any more."""
+        rank = self._transport.rank
+        found = self.store.call(lambda: self.reports.describe_missing(flight.header), STORE_TIMEOUT_S + 0.5)
+        missing = found if found is not None else "; the store does not answer: its host may be stopped"
+        text = f"the deadline passed on rank {rank} ({flight.describe()}){missing}"
+        self._settle(Failure("timeout", rank, text), 0.0)
+
+    def _settle(self, suspicion: Failure, grace_s: float) -> None:
+        """Breaks the transport on all ranks for the reason that they agree on, as far as that can be learnt."""
+        transport = self._transport
+        until = time.monotonic() + grace_s
+        while transport.failure is None and time.monotonic() < until:
+            self._wake.wait(max(until - time.monotonic(), 0.0))
+            self._wake.clear()
+        if transport.failure is None:
+            agreed = self.store.call(lambda: self.reports.board.publish(suspicion), STORE_TIMEOUT_S)
+            transport.learn(agreed or suspicion)
+        self._abort()
+
+    def _abort(self) -> None:
+        """Ends what the device is doing, tells the others, and lets go of everything."""
+        transport = self._transport
+        failure = transport.failure
+        with self._lock:
+            if failure is None or self._aborted:
+                return
+            self._aborted = True
+            flights, self._flights = self._flights, []
+        transport.lifeline_publish(failure)
+        self.store.tell(lambda: self.reports.board.publish(failure))
+        transport.abort_communicator()
+        for flight in flights:
+            flight.end(well=False)
+        if flights and failure.kind != "closed":
+            _log.error("rank %d: %s failed: %s", transport.rank, name_collectives(flights), failure.text)
+
+    def _tick_store(self) -> float:
+        if self._transport.failure is not None:
+            return 1.0
+        failure, delay = self.reports.tick(self.oldest())
+        if failure is not None:
+            self._transport.learn(self.reports.board.publish(failure))
+        return delay
+
+    def _store_is_gone(self) -> None:
+        """The host of the store died. The lifeline tells of it where a rank died; this is for what it cannot see."""
+
+
+def name_collectives(flights: list[Flight]) -> str:
+    """ "collective 7" or "collectives 7, 8"."""
+    numbers = [str(each.header.sequence) for each in flights]
+    return f"collective{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}"

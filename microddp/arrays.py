@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from torch.utils.dlpack import from_dlpack
 
+from microddp.device import DeviceRuntime
 from microddp.memory import overlaps_itself, same_memory, shares_memory
 from microddp_kernels.dtypes import BOOL, COMPLEX, FLOATS, FLOATS8, INTEGERS, UNSIGNED
 
-__all__ = ["DTYPES", "Operand", "check_out", "check_tensor", "check_writable", "new_like", "operand_of"]
+__all__ = ["DTYPES", "Operand", "check_out", "check_tensor", "check_writable", "copy_of", "new_like", "operand_of"]
 
 DTYPES = tuple(sorted(BOOL | FLOATS | FLOATS8 | INTEGERS | UNSIGNED | COMPLEX, key=str))
 """The element types that can be communicated."""
@@ -79,8 +80,11 @@ class Operand:
         return tensor.flip(self.flips) if self.flips else tensor
 
 
-def operand_of(array: Any, name: str) -> Operand:
+def operand_of(array: Any, name: str, runtime: DeviceRuntime | None = None) -> Operand:
     """The caller's array as an operand.
+
+    Args:
+        runtime: of the device on which the transport works, if that is ordered by streams.
 
     Raises:
         TypeError: not a torch tensor, NumPy array or CuPy array, or of an element type that torch does not have.
@@ -91,8 +95,7 @@ def operand_of(array: Any, name: str) -> Operand:
     if isinstance(array, np.ndarray):
         return _from_numpy(array, name)
     if type(array).__module__.partition(".")[0] == "cupy" and hasattr(array, "__dlpack__"):
-        forward, flips = _forward(array)
-        return Operand(array, from_dlpack(forward), flips)
+        return _from_cupy(array, name, runtime)
     if isinstance(array, np.generic):
         hint = "a NumPy scalar cannot be written to: pass a 0-dimensional array, np.asarray(value)"
     elif isinstance(array, (bool, int, float, complex)):
@@ -103,6 +106,14 @@ def operand_of(array: Any, name: str) -> Operand:
         hint = "convert it first, for example with torch.from_dlpack"
     kinds = "a torch tensor, a NumPy array or a CuPy array"
     raise TypeError(f"{name} must be {kinds}, not {type(array).__qualname__}; {hint}")
+
+
+def copy_of(array: Any) -> Any:
+    """A copy of an array of whatever kind, in memory of its own; anything else as it is."""
+    if isinstance(array, torch.Tensor):
+        return array.detach().clone()
+    copy = getattr(array, "copy", None)
+    return copy() if copy is not None else array
 
 
 def check_tensor(operand: Operand, name: str, device_types: Sequence[str], transport: str) -> None:
@@ -167,14 +178,14 @@ def check_out(out: Operand, source: Operand, shape: Sequence[int]) -> bool:
     return False
 
 
-def new_like(source: Operand, shape: Sequence[int]) -> Operand:
+def new_like(source: Operand, shape: Sequence[int], runtime: DeviceRuntime | None = None) -> Operand:
     """A fresh array of the same kind, element type and device as the source's."""
     tensor = torch.empty(tuple(shape), dtype=source.tensor.dtype, device=source.tensor.device)
     if isinstance(source.array, torch.Tensor):
         return Operand(tensor, tensor)
     if isinstance(source.array, np.ndarray):
         return Operand(tensor.numpy(), tensor)
-    return Operand(sys.modules["cupy"].from_dlpack(tensor), tensor)
+    return Operand(runtime.to_cupy(tensor) if runtime else sys.modules["cupy"].from_dlpack(tensor), tensor)
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
@@ -193,6 +204,18 @@ def _flattened(tensor: torch.Tensor) -> torch.Tensor:
     with which torch refuses to view it as another dtype."""
     flat = tensor.view(-1)
     return flat if flat.stride(0) == 1 else flat.as_strided(flat.shape, (1,))
+
+
+def _from_cupy(array: Any, name: str, runtime: DeviceRuntime | None) -> Operand:
+    forward, flips = _forward(array)
+    try:
+        tensor = from_dlpack(forward) if runtime is None else runtime.from_cupy(forward)
+    except (TypeError, BufferError, RuntimeError) as error:
+        supported = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
+        raise TypeError(
+            f"{name}, a CuPy array of {array.dtype}, cannot be taken over ({error}); supported: {supported}"
+        ) from error
+    return Operand(array, tensor, flips)
 
 
 def _from_numpy(array: np.ndarray[Any, Any], name: str) -> Operand:

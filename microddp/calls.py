@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final, NoReturn
 
 import torch
@@ -12,7 +15,9 @@ import torch
 from microddp.collectives import Job
 from microddp.errors import ClosedError, MicroddpError
 from microddp.planner import Choice
-from microddp.transport.base import Transport
+from microddp.stream_engine import StreamEngine
+from microddp.stream_work import GraphedCollective, StreamWork
+from microddp.transport.base import StreamTransport, Transport
 from microddp.work import Work, Worker
 
 __all__ = ["Calls"]
@@ -41,6 +46,7 @@ class Calls:
         self._sequence = 0
         self._refusal: str | None = None
         self._is_closed = False
+        self._graphs: weakref.WeakSet[GraphedCollective[Any]] = weakref.WeakSet()
 
     @property
     def is_usable(self) -> bool:
@@ -55,14 +61,11 @@ class Calls:
             Exception: what ``check`` raises, told to all ranks; with ``async_op`` too. Or what stopped the job.
         """
         with self._lock:
-            self._check_usable(name)
-            sequence = self._sequence
-            self._sequence += 1
-            try:
-                job = check()
-            except BaseException as error:
-                self._refuse(name, sequence, error)
+            sequence = self._next(name)
+            job = self._checked(name, check, sequence)
             what = f"{self._who}, {name}"
+            if isinstance(job.prepared.engine, StreamEngine):
+                return self._enqueue(name, job, sequence, async_op)
             if async_op:
                 work = Work(lambda: self._execute(name, job, sequence), what)
                 self._worker.submit(work)
@@ -70,6 +73,37 @@ class Calls:
             if not self._worker.is_idle:
                 self._worker.drain()
             return self._execute(name, job, sequence)
+
+    def capture(self, name: str, check: Callable[[], Job]) -> GraphedCollective[Any]:
+        """Captures a job into a graph. It must have run before: ranks connect, and kernels are compiled, when it does.
+
+        Raises:
+            ValueError: the transport is not ordered by streams.
+            Exception: what ``run`` raises.
+        """
+        transport = self._transport
+        if not isinstance(transport, StreamTransport):
+            raise ValueError(f"{self._who}, {name}: the {transport.name} transport has no graphs to capture into")
+        runtime = transport.runtime
+        kept: list[object] = []
+        with self._turn(name) as (sequence, _), runtime.guard():
+            job = self._checked(name, check, sequence)
+            array, job.array = job.array, None  # within the capture its stream counts, whatever the array is
+            stream = runtime.new_stream()
+            graph = runtime.capture(stream, lambda: self._enqueue(name, job, sequence, False, kept.append))
+        kept.append(job)
+        made: GraphedCollective[Any] = GraphedCollective(
+            transport, graph, job.prepared, array, job.result, kept, partial(self._turn, name)
+        )
+        self._graphs.add(made)
+        return made
+
+    def synchronize(self, timeout: float | None) -> None:
+        """Blocks until everything called so far has ended; raises what made it fail."""
+        until = None if timeout is None else time.monotonic() + timeout
+        if not self._worker.drain(timeout):
+            raise TimeoutError(f"{self._who}: collectives are still running after {timeout} s; they go on")
+        self._transport.synchronize(None if until is None else max(until - time.monotonic(), 0.0))
 
     def abort(self, error: BaseException) -> None:
         """Makes this rank's and all others' pending and later calls raise, naming ``error``."""
@@ -85,13 +119,25 @@ class Calls:
         deadline = time.monotonic() + CLOSE_GRACE_S
         is_mine = self._lock.acquire(timeout=CLOSE_GRACE_S)
         try:
-            if not is_mine or not self._worker.drain(max(deadline - time.monotonic(), 0.0)):
+            if not is_mine or not self._drain(max(deadline - time.monotonic(), 0.0)):
                 self._transport.abort(ClosedError(f"{self._who} closed its communicator with a collective pending"))
+            for graph in list(self._graphs):
+                graph.close()  # before the communicator whose transfers it holds
             self._transport.close()
             self._worker.stop(CLOSE_GRACE_S)
         finally:
             if is_mine:
                 self._lock.release()
+
+    def _drain(self, timeout: float) -> bool:
+        """Whether everything has ended, well or not, within ``timeout`` seconds."""
+        try:
+            self.synchronize(timeout)
+        except TimeoutError as error:
+            return isinstance(error, MicroddpError)  # a collective that has timed out has ended
+        except MicroddpError:
+            return True
+        return True
 
     def _execute(self, name: str, job: Job, sequence: int) -> Any:
         """One collective, on the thread whose turn it is."""
@@ -119,6 +165,68 @@ class Calls:
             _add_context(error, f"{self._who}, {name} ({_describe(job)})")
             raise
         return job.result
+
+    @contextmanager
+    def _turn(self, name: str) -> Iterator[tuple[int, float]]:
+        """A collective of its own, in its turn: its number and deadline. What is raised within breaks all ranks."""
+        with self._lock:
+            sequence = self._next(name)
+            try:
+                yield sequence, time.monotonic() + self.timeout
+            except MicroddpError as error:
+                self._break(f"{name} failed: {type(error).__name__}: {_headline(error)}")
+                self._transport.abort(error)
+                raise
+
+    def _next(self, name: str) -> int:
+        self._check_usable(name)
+        self._sequence += 1
+        return self._sequence - 1
+
+    def _checked(self, name: str, check: Callable[[], Job], sequence: int) -> Job:
+        try:
+            return check()
+        except BaseException as error:
+            self._refuse(name, sequence, error)
+
+    def _enqueue(
+        self, name: str, job: Job, sequence: int, async_op: bool, keep: Callable[[object], None] | None = None
+    ) -> Any:
+        """One collective on a stream-ordered transport: enqueued on the caller's thread, awaited or not."""
+        if torch.is_inference_mode_enabled():
+            with torch.inference_mode(False):
+                return self._enqueue(name, job, sequence, async_op, keep)
+        prepared, engine = job.prepared, job.prepared.engine
+        assert isinstance(engine, StreamEngine)
+        runtime = engine.transport.runtime
+        self.last_choice = prepared.choice
+        deadline = time.monotonic() + self.timeout
+        is_loaded = False
+        try:
+            with runtime.guard(), runtime.on(runtime.caller_stream(job.array)):
+                data = job.load()
+            is_loaded = True
+            enqueued = engine.run(
+                prepared.plan,
+                data,
+                prepared.op,
+                prepared.header_of(sequence),
+                deadline,
+                types=prepared.types,
+                owner=job.owner,
+                store=partial(job.store, data),
+                array=job.array,
+                keep=keep,
+            )
+            if not async_op:
+                enqueued.join(job.array)
+        except BaseException as error:
+            self._break(f"{name} failed: {type(error).__name__}: {_headline(error)}")
+            if not is_loaded:
+                self._transport.abort(error)
+            _add_context(error, f"{self._who}, {name} ({_describe(job)})")
+            raise
+        return StreamWork(enqueued, job.array, job.result, f"{self._who}, {name}") if async_op else job.result
 
     def _refuse(self, name: str, sequence: int, error: BaseException) -> NoReturn:
         """Tells the other ranks of a refused call, in its turn, and raises."""

@@ -17,7 +17,7 @@ from microddp.plan.instructions import Buffer, Plan
 from microddp.planner import Choice, Planner, Prepared, Signature
 from microddp.schedule import Schedule, find_algorithm
 from microddp.schedule.registry import Collective
-from microddp.transport.base import Transport
+from microddp.transport.base import StreamTransport, Transport
 from microddp_kernels.operators import get_op
 from microddp_kernels.reduce_op import CombineSpec, ReduceOp, Values
 
@@ -34,6 +34,7 @@ class Job:
         store: puts the result where the caller wants it.
         result: what the caller gets.
         owner: the caller's tensor, if the plan works on its memory.
+        array: what the caller passed, or its first lane; on a device its stream counts.
     """
 
     prepared: Prepared
@@ -41,6 +42,7 @@ class Job:
     store: Callable[[Any], None]
     result: Any
     owner: torch.Tensor | None = None
+    array: Any = None
 
 
 class Collectives:
@@ -49,6 +51,7 @@ class Collectives:
     def __init__(self, transport: Transport, planner: Planner) -> None:
         self.rank, self.world_size = transport.rank, transport.world_size
         self._planner, self._transport = planner, transport
+        self._runtime = transport.runtime if isinstance(transport, StreamTransport) else None
 
     def all_reduce(self, x: Any, op: Any, algorithm: Any, order: Any, out: Any, wire_dtype: Any) -> Job:
         found = _op(op)
@@ -80,7 +83,11 @@ class Collectives:
         prepared = self._prepare("reduce_scatter", [source], op=found, wire=wire_dtype)
         numel = target.tensor.numel()
         part = slice(self.rank * numel, (self.rank + 1) * numel)
-        return _scaled(Job(prepared, source.copy, lambda flat: target.store(flat[part]), target.array))
+
+        def store(flat: torch.Tensor) -> None:
+            target.store(flat[part])
+
+        return _scaled(Job(prepared, source.copy, store, target.array, array=source.array))
 
     def all_gather(self, x: Any, out: Any) -> Job:
         source = self._operand(x, "x")
@@ -95,13 +102,13 @@ class Collectives:
             source.write_to(flat[part])
             return flat
 
-        return Job(prepared, load, target.store, target.array)
+        return Job(prepared, load, target.store, target.array, array=source.array)
 
     def broadcast(self, x: Any, root: Any) -> Job:
         source = self._operand(x, "x")
         prepared = self._prepare("broadcast", [source], root=self._root(root))
         if not prepared.writes:
-            return Job(prepared, source.flat, _nothing, x, _owner(source))
+            return Job(prepared, source.flat, _nothing, x, _owner(source), x)
         check_writable(source, "x")
         return _in_place(prepared, source)
 
@@ -116,13 +123,14 @@ class Collectives:
         jobs = []
         for source in sources:
             load = source.copy if prepared.writes else source.flat
-            jobs.append(Job(prepared, load, _nothing, x, None if prepared.writes else _owner(source)))
+            owner = None if prepared.writes else _owner(source)
+            jobs.append(Job(prepared, load, _nothing, x, owner, source.array))
         return _scaled(_joined(jobs, x))
 
     def barrier(self) -> Job:
         plan = Plan(self.rank, self.world_size, 0, 1, (Buffer("data", 0),), (), (), 16)
         schedule = Schedule(find_algorithm("broadcast"), self.world_size)
-        device = torch.device("cuda" if self._transport.stream_ordered else "cpu")
+        device = self._runtime.device if self._runtime else torch.device("cpu")
         engine = self._planner.engine(device)
         choice = Choice("barrier", "barrier", None, 16, 0, self._transport.name, engine.launcher.name)
         header = ("barrier", "barrier", "none", "uint8", (0,), 0, 16, 1)
@@ -130,8 +138,12 @@ class Collectives:
         return Job(prepared, lambda: torch.empty(0, dtype=torch.uint8, device=device), _nothing, None)
 
     def _operand(self, array: Any, name: str) -> Operand:
-        operand = operand_of(array, name)
+        operand = operand_of(array, name, self._runtime)
         check_tensor(operand, name, self._transport.device_types, self._transport.name)
+        if self._runtime and operand.tensor.device != self._runtime.device:
+            raise ValueError(
+                f"{name} is on device {operand.tensor.device}; this communicator's rank works on {self._runtime.device}"
+            )
         return operand
 
     def _lanes(self, arrays: Any, op: ReduceOp, name: str) -> list[Operand]:
@@ -163,7 +175,7 @@ class Collectives:
 
     def _result(self, out: Any, source: Operand, shape: tuple[int, ...]) -> Operand:
         if out is None:
-            return new_like(source, shape)
+            return new_like(source, shape, self._runtime)
         target = self._operand(out, "out")
         check_out(target, source, shape)
         check_writable(target, "out")
@@ -231,7 +243,7 @@ def _reduced(prepared: Prepared, source: Operand, target: Operand) -> Job:
 
 def _in_place(prepared: Prepared, target: Operand) -> Job:
     store = target.store if prepared.writes else _nothing
-    return Job(prepared, target.flat, store, target.array, _owner(target))
+    return Job(prepared, target.flat, store, target.array, _owner(target), target.array)
 
 
 def _out_of_place(prepared: Prepared, source: Operand, target: Operand) -> Job:
@@ -240,7 +252,7 @@ def _out_of_place(prepared: Prepared, source: Operand, target: Operand) -> Job:
         source.write_to(flat)
         return flat
 
-    return Job(prepared, load, target.store, target.array, _owner(target))
+    return Job(prepared, load, target.store, target.array, _owner(target), source.array)
 
 
 def _joined(jobs: Sequence[Job], result: Any) -> Job:
@@ -252,7 +264,10 @@ def _joined(jobs: Sequence[Job], result: Any) -> Job:
         for job, flat in zip(jobs, lanes):
             job.store(flat)
 
-    return Job(jobs[0].prepared, lambda: tuple(_tensor(job.load()) for job in jobs), store, result)
+    def load() -> Values:
+        return tuple(_tensor(job.load()) for job in jobs)
+
+    return Job(jobs[0].prepared, load, store, result, array=jobs[0].array)
 
 
 def _scaled(job: Job) -> Job:

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import weakref
 from functools import partial
-from types import TracebackType
 from typing import Literal, TypeVar, overload
 
 import torch
 
-from microddp.calls import Calls
-from microddp.collectives import Collectives
-from microddp.planner import Choice, Planner
-from microddp.transport.base import Counters, Transport
+from microddp.arrays import copy_of
+from microddp.lifecycle import DEFAULT_TIMEOUT_S, Lifecycle
+from microddp.stream_work import GraphedCollective
 from microddp.work import Work
 from microddp_kernels.reduce_op import ReduceOp
 
 __all__ = ["DEFAULT_TIMEOUT_S", "Communicator"]
-
-DEFAULT_TIMEOUT_S = 300.0
 
 Array = TypeVar("Array")
 Op = str | ReduceOp
 Wire = torch.dtype | str | None
 
 
-class Communicator:
+class Communicator(Lifecycle):
     """Collectives on torch tensors, NumPy arrays and CuPy arrays of any layout.
 
     All ranks call the same collectives in the same order, with the same shape, dtype and options. Arguments that are
@@ -39,75 +34,6 @@ class Communicator:
     synchronous calls queue behind it. Nothing is differentiated: a tensor that needs grad is refused unless grad mode
     is off. Calls from several threads run one after the other.
     """
-
-    def __init__(
-        self,
-        transport: Transport,
-        *,
-        timeout: float = DEFAULT_TIMEOUT_S,
-        slice_nbytes: int | None = None,
-        num_slots: int | None = None,
-        launcher: str | None = None,
-    ) -> None:
-        """Takes over ``transport`` and closes it at the end.
-
-        Args:
-            timeout: seconds that one collective may take.
-            slice_nbytes, num_slots: how large the pieces of a chunk are and between how many staging buffers they
-                alternate; None: chosen by size. The same on all ranks.
-            launcher: what combines, "eager", "interpreter" or "compiled"; None: chosen by device.
-
-        Raises:
-            ValueError: ``timeout``, ``slice_nbytes`` or ``num_slots`` make no sense.
-        """
-        if not timeout > 0:
-            raise ValueError(f"timeout must be a positive number of seconds, not {timeout}")
-        self._transport = transport
-        self._planner = Planner(transport, slice_nbytes=slice_nbytes, num_slots=num_slots, launcher=launcher)
-        self._collectives = Collectives(transport, self._planner)
-        self._calls = Calls(transport, timeout)
-        self._finalizer = weakref.finalize(self, self._calls.close)
-
-    @property
-    def rank(self) -> int:
-        """This rank, from 0."""
-        return self._transport.rank
-
-    @property
-    def world_size(self) -> int:
-        """How many ranks there are."""
-        return self._transport.world_size
-
-    @property
-    def transport_name(self) -> str:
-        """What moves the bytes: "thread", "gloo" …"""
-        return self._transport.name
-
-    @property
-    def counters(self) -> Counters:
-        """What was sent and received so far; ``counters.reset()`` sets it to zero."""
-        return self._transport.counters
-
-    @property
-    def last_choice(self) -> Choice | None:
-        """What the last collective ran with: the algorithm that ``algorithm=None`` chose, slices, transport."""
-        return self._calls.last_choice
-
-    @property
-    def staging_nbytes(self) -> int:
-        """Bytes of staging memory held now."""
-        return self._planner.pool.nbytes
-
-    @property
-    def timeout(self) -> float:
-        """Seconds that one collective may take; may be set."""
-        return self._calls.timeout
-
-    @timeout.setter
-    def timeout(self, seconds: float) -> None:
-        if not seconds > 0:
-            raise ValueError(f"timeout must be a positive number of seconds, not {seconds}")
-        self._calls.timeout = seconds
 
     @overload
     def all_reduce(
@@ -265,28 +191,25 @@ class Communicator:
         result: Array | Work[Array] = self._calls.run("reduce", check, async_op)
         return result
 
-    def barrier(self) -> None:
-        """Returns when all ranks have called it."""
-        self._calls.run("barrier", self._collectives.barrier, False)
+    def capture_all_reduce(
+        self,
+        x: Array,
+        op: Op = "sum",
+        algorithm: str | None = None,
+        order: str | None = None,
+        wire_dtype: Wire = None,
+    ) -> GraphedCollective[Array]:
+        """Captures an in-place all-reduce of ``x`` into a CUDA graph, to be replayed with whatever ``x`` then holds.
 
-    def close(self) -> None:
-        """Lets go of connections, threads and memory. Idempotent.
+        Runs once on a copy of ``x`` first, so that ranks are connected and kernels compiled. All ranks capture, and
+        replay, in the same order with their other collectives. Arguments as in ``all_reduce``; ``x`` must stay where it
+        is. ``all_reduce`` itself can be captured too, within the caller's own ``torch.cuda.graph``, after it has run.
 
-        Works that are pending are given a moment to end, then aborted: their ``wait()`` raises, on all ranks.
+        Raises:
+            ValueError: the transport has no graphs; else as ``all_reduce``.
         """
-        self._finalizer()
-        self._planner.clear()
-
-    def __enter__(self) -> Communicator:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is not None:
-            self._calls.abort(error)  # so that no other rank waits for this one
-        self.close()
-
-    def __repr__(self) -> str:
-        state = "" if self._calls.is_usable else ", closed"
-        return f"<Communicator rank {self.rank} of {self.world_size} over {self.transport_name}{state}>"
+        job = partial(self._collectives.all_reduce, x, op, algorithm, order, None, wire_dtype)
+        if self._transport.stream_ordered:
+            copies = tuple(map(copy_of, x)) if isinstance(x, (tuple, list)) else copy_of(x)
+            self.all_reduce(copies, op, algorithm, order, wire_dtype=wire_dtype)
+        return self._calls.capture("capture_all_reduce", job)

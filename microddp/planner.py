@@ -17,7 +17,8 @@ from microddp.plan import LoweringConfig, Plan, hoist, lower
 from microddp.schedule import Schedule, find_algorithm
 from microddp.schedule.registry import Collective, registry_generation
 from microddp.staging import LaneTypes, StagingPool
-from microddp.transport.base import Header, Transport
+from microddp.stream_engine import StreamEngine
+from microddp.transport.base import Header, StreamTransport, Transport
 from microddp.tuning import Slicing, choose_slicing
 from microddp_kernels.launchers import launcher_for
 from microddp_kernels.reduce_op import ReduceOp
@@ -77,7 +78,7 @@ class Prepared:
     schedule: Schedule
     plan: Plan
     op: ReduceOp | None
-    engine: Engine
+    engine: Engine | StreamEngine
     choice: Choice
     writes: bool
     header: tuple[Any, ...]
@@ -103,7 +104,7 @@ class Planner:
         self.transport = transport
         self.pool = StagingPool()
         self._slice_nbytes, self._num_slots, self._launcher = slice_nbytes, num_slots, launcher
-        self._engines: dict[torch.device, Engine] = {}
+        self._engines: dict[torch.device, Engine | StreamEngine] = {}
         self._plans: OrderedDict[Hashable, Plan] = OrderedDict()
         self._prepared: OrderedDict[Hashable, Prepared] = OrderedDict()
 
@@ -124,11 +125,16 @@ class Planner:
         _keep(self._prepared, call, prepared)
         return prepared
 
-    def engine(self, device: torch.device) -> Engine:
+    def engine(self, device: torch.device) -> Engine | StreamEngine:
         """The engine for tensors of ``device``."""
         found = self._engines.get(device)
         if found is None:
-            found = self._engines[device] = Engine(self.transport, launcher_for(device, self._launcher), self.pool)
+            launcher = launcher_for(device, self._launcher)
+            if isinstance(self.transport, StreamTransport):
+                found = StreamEngine(self.transport, launcher, self.pool)
+            else:
+                found = Engine(self.transport, launcher, self.pool)
+            self._engines[device] = found
         return found
 
     def clear(self) -> None:

@@ -51,7 +51,19 @@ from microddp.tracing_sinks import (
 from microddp.transport.base import Header
 from microddp_kernels.reduce_op import ReduceOp
 
-__all__ = ["COMBINES", "HOST", "TRANSFERS", "Message", "Recorded", "Recorder", "Trace", "Tracer", "current", "record"]
+__all__ = [
+    "COMBINES",
+    "FUSED",
+    "HOST",
+    "TRANSFERS",
+    "Message",
+    "Recorded",
+    "Recorder",
+    "Trace",
+    "Tracer",
+    "current",
+    "record",
+]
 
 HOST: Final = "host"
 """The track of what the host does: whole collectives, and waits."""
@@ -61,6 +73,9 @@ TRANSFERS: Final = "transfers"
 
 COMBINES: Final = "combines"
 """The track of a host engine's combines and copies."""
+
+FUSED: Final = "fused combines"
+"""The track of combines that are part of a receive, on whichever rank's thread moves the data."""
 
 _KEPT_NAMES = 64
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
-from microddp.tracing import TRANSFERS, Trace
+from microddp.tracing import FUSED, TRANSFERS, Trace
 from microddp.tracing_sinks import Message
 from microddp.transport.base import Exchange, Kind, Transfer
 
@@ -69,7 +69,7 @@ def _traced(trace: Trace, transfer: Transfer, index: int) -> Transfer:
         return transfer
 
     def combine_traced(arrival: torch.Tensor) -> None:
-        with trace.kernel(index):
+        with trace.kernel(index, track=FUSED):
             combine(arrival)
 
     return replace(transfer, combine=combine_traced)
@@ -88,7 +88,7 @@ class _Flights:
     """The transfers that were posted and are not known to be complete, by step and slice.
 
     A flight lands when the host has seen all its receives complete, or, if it has none, its sends: the engine waits for
-    most sends at the very end only. A host learns of it when it waits, so that what is told here is no less than the truth.
+    most sends at the very end only. A host learns of it when it waits: what is told here is no less than the truth.
     """
 
     def __init__(self, trace: Trace) -> None:

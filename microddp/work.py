@@ -21,7 +21,7 @@ class Work(Generic[Result]):
     If it fails and nobody ever waits for it, the error is logged when the object goes.
     """
 
-    def __init__(self, job: Callable[[], Result], what: str) -> None:
+    def __init__(self, job: Callable[[], Result] | None, what: str) -> None:
         self._job: Callable[[], Result] | None = job
         self._what = what
         self._finished = threading.Event()
@@ -49,6 +49,10 @@ class Work(Generic[Result]):
             self._was_seen = True
             raise self._error
         return self._result  # type: ignore[return-value] # set before _finished
+
+    def synchronize(self, timeout: float | None = None) -> Result:
+        """Blocks the host until it has ended; raises like ``wait``, which on GPUs blocks only the caller's stream."""
+        return self.wait(timeout)
 
     def __repr__(self) -> str:
         state = "failed" if self._error is not None else "done" if self.done() else "pending"

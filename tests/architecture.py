@@ -19,7 +19,7 @@ LAYERS = (
     ("plan",),
     ("views",),
     ("engine", "stream_engine"),
-    ("communicator",),
+    ("communicator", "lifecycle", "calls", "collectives", "planner", "stream_work"),
     ("api",),
     ("ddp", "torch_backend", "cli"),
     ("__main__",),

@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from microddp.cli import bench, demo, explain, kernels
+from microddp.cli import bench, demo, explain, kernels, trace
 from microddp.cli.output import ascii_text
 from microddp.cli.usage import UsageError
 from microddp.errors import MicroddpError
@@ -55,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"microddp {_version()}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for each in (demo, explain, bench, kernels):
+    for each in (demo, explain, bench, trace, kernels):
         each.add_parser(commands)
     return parser
 

@@ -15,8 +15,8 @@ class Issue:
     """One portion.
 
     Attributes:
-        waits: indices of instructions that must be complete first. For a host: only transfers, each named once in the
-            whole plan, since combines and copies are complete when they return and a host waits in order.
+        waits: indices of instructions that must be complete first: only transfers, each named once in the whole plan,
+            since combines and copies are complete when they return and a host waits in order.
         indices: one combine or copy, or transfers that are posted together.
         is_post: whether they are transfers.
     """

@@ -16,10 +16,10 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { RETRY_MS = 2, PROBE_MS = 50 };
+enum { RETRY_MS = 2, PROBE_MS = 50, BACKLOG = 1024 };
 
 /* Why somebody dials. */
-enum purpose { TO_MEET, TO_SEND };
+enum purpose { TO_MEET, TO_SEND, TO_PROBE };
 
 typedef struct {
     int32_t rank;
@@ -68,33 +68,32 @@ ncclResult_t comm_listen(comm *self) {
         return ncclSystemError;
     if (bind(self->listener, (struct sockaddr *)&here.name, here.length) != 0)
         return errno == EADDRINUSE ? ncclInvalidUsage : ncclSystemError; /* there is such a rank already */
-    return listen(self->listener, 2 * self->size) == 0 ? ncclSuccess : ncclSystemError;
+    return listen(self->listener, BACKLOG) == 0 ? ncclSuccess : ncclSystemError;
 }
 
-/* A connection to the rank that was greeted and is now waiting for its welcome; NO_SOCKET if it cannot be had yet. */
-static int dial(const comm *self, int peer, enum purpose purpose) {
+/* A connection to the rank, which was greeted on it; NO_SOCKET if it cannot be had yet. `refused`: nobody listens. */
+static int dial(const comm *self, int peer, enum purpose purpose, bool *refused) {
     address there = address_of(self, peer);
     greeting hello = {self->rank, purpose};
     int found = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    *refused = false;
     if (found < 0)
         return NO_SOCKET;
-    if (connect(found, (struct sockaddr *)&there.name, there.length) == 0 &&
-        send(found, &hello, sizeof hello, MSG_NOSIGNAL) == sizeof hello)
+    if (connect(found, (struct sockaddr *)&there.name, there.length) != 0)
+        *refused = errno == ECONNREFUSED;
+    else if (send(found, &hello, sizeof hello, MSG_NOSIGNAL) == sizeof hello)
         return found;
     close(found);
     return NO_SOCKET;
 }
 
-/* Whether nobody listens at the rank's address, without disturbing whoever does: a datagram socket is told that the
- * address is of another type (EPROTOTYPE) if there is one, and is refused if there is none. */
+/* Whether nobody listens at the rank's address any more: tries, and hangs up. */
 static bool is_gone(const comm *self, int peer) {
-    address there = address_of(self, peer);
-    int probe = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    if (probe < 0)
-        return false;
-    bool gone = connect(probe, (struct sockaddr *)&there.name, there.length) != 0 && errno == ECONNREFUSED;
-    close(probe);
-    return gone;
+    bool refused;
+    int found = dial(self, peer, TO_PROBE, &refused);
+    if (found != NO_SOCKET)
+        close(found);
+    return refused;
 }
 
 /* ---- meeting: every rank has come ------------------------------------------------------------------------------ */
@@ -138,12 +137,13 @@ static ncclResult_t meet_as_host(comm *self, int64_t limit) {
 static ncclResult_t meet_as_guest(comm *self, int64_t limit) {
     int host = NO_SOCKET;
     char welcome;
+    bool refused;
     ssize_t heard = -1;
     while (heard < 0) {
         if (limit >= 0 && now_ms() > limit)
             break;
         if (host == NO_SOCKET)
-            host = dial(self, 0, TO_MEET);
+            host = dial(self, 0, TO_MEET, &refused);
         pause_on(self, host, host == NO_SOCKET ? RETRY_MS : PROBE_MS); /* poll passes over a descriptor of -1 */
         if (host != NO_SOCKET)
             heard = recv(host, &welcome, 1, 0);
@@ -185,17 +185,21 @@ static void accept_all(comm *self) {
 }
 
 /* Tries to get further with the connection on which this rank sends to the peer. */
-static ncclResult_t advance_outgoing(comm *self, attempt *work, int peer, bool probing) {
+static ncclResult_t advance_outgoing(comm *self, attempt *work, int peer) {
     int *dialled = &work->dialled[peer];
     char welcome;
+    bool refused = false; /* all ranks have met: who refuses has gone */
     if (*dialled == NO_SOCKET)
-        *dialled = dial(self, peer, TO_SEND);
+        *dialled = dial(self, peer, TO_SEND, &refused);
     ssize_t heard = *dialled == NO_SOCKET ? -1 : recv(*dialled, &welcome, 1, MSG_DONTWAIT);
     if (heard == 1) {
         self->outgoing[peer] = *dialled;
         *dialled = NO_SOCKET;
-    } else if (!death_is_quiet() && (heard == 0 || (probing && is_gone(self, peer)))) {
+    } else if (!death_is_quiet() && (heard == 0 || refused)) {
         return comm_fail(self, ncclRemoteError, "rank %d: rank %d is gone (before it was connected)", self->rank, peer);
+    } else if (heard == 0) {
+        close(*dialled); /* or the poll would not sleep */
+        *dialled = NO_SOCKET;
     }
     return ncclSuccess;
 }
@@ -223,7 +227,7 @@ static ncclResult_t advance_all(comm *self, attempt *work, int *missing) {
     accept_all(self);
     for (int peer = 0; peer < self->size && result == ncclSuccess; peer++) {
         if (work->sends[peer] && self->outgoing[peer] == NO_SOCKET)
-            result = advance_outgoing(self, work, peer, probing);
+            result = advance_outgoing(self, work, peer);
         if (work->receives[peer] && self->incoming[peer] == NO_SOCKET && result == ncclSuccess)
             result = advance_incoming(self, peer, probing);
         *missing += work->sends[peer] && self->outgoing[peer] == NO_SOCKET;

@@ -203,6 +203,9 @@ class Calls:
         deadline = time.monotonic() + self.timeout
         is_loaded = False
         try:
+            if name == "barrier":
+                engine.barrier(prepared.header_of(sequence), deadline)
+                return None
             with runtime.guard(), runtime.on(runtime.caller_stream(job.array)):
                 data = job.load()
             is_loaded = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -116,6 +117,15 @@ class StreamEngine:
             except BaseException as error:
                 self.transport.abort(error)
                 raise
+
+    def barrier(self, header: Header, deadline: float) -> None:
+        """Waits on the host until all ranks are here, and what they have enqueued before has ended.
+
+        Raises:
+            TransportError: a rank failed, or did not come; or an earlier collective failed.
+        """
+        self.transport.synchronize(max(deadline - time.monotonic(), 0.0))
+        self.transport.open(header, deadline).finish()
 
     def clear(self) -> None:
         """Forgets all views."""

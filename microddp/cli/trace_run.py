@@ -15,6 +15,8 @@ from microddp.transport.base import Transport
 
 __all__ = ["RankTrace", "TracePlan", "run_traced"]
 
+_WARM_UPS = 2
+
 
 @dataclass(frozen=True, slots=True)
 class TracePlan:
@@ -66,12 +68,13 @@ def _trace_rank(transport: Transport, plan: TracePlan) -> RankTrace:
     load_algorithms(plan.load)
     with Communicator(transport, slice_nbytes=plan.slice_nbytes) as comm:
         source = contribution(comm.rank, plan.numel, find_dtype(plan.dtype), plan.op)
-        for _ in range(2):  # the first time views are made, and connections
-            warm = source.clone()
-            comm.all_reduce(warm, op=plan.op, algorithm=plan.algorithm, order=plan.order)
-        comm.barrier()
+        work = source.clone()
+        for _ in range(_WARM_UPS):  # views, connections and names are made once
+            with tracing.record():
+                comm.all_reduce(work.copy_(source), op=plan.op, algorithm=plan.algorithm, order=plan.order)
+            comm.barrier()
         with tracing.record() as recorder:
-            comm.all_reduce(warm.copy_(source), op=plan.op, algorithm=plan.algorithm, order=plan.order)
+            comm.all_reduce(work.copy_(source), op=plan.op, algorithm=plan.algorithm, order=plan.order)
         choice = comm.last_choice
         # Among threads a recorder hears of the other ranks too.
         ranges = tuple(each for each in recorder.ranges if each.rank == comm.rank)

@@ -69,7 +69,7 @@ class StreamWatchdog:
     def pending(self) -> list[Flight]:
         """All that have not ended, in order."""
         with self._lock:
-            return list(self._flights)
+            return [each for each in self._flights if not each.done()]
 
     def wake(self) -> None:
         """Something has failed: look at once."""

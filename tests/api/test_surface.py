@@ -46,7 +46,17 @@ EXPORTED = [
     "schedule",
     "unregister",
 ]
-METHODS = ["all_gather", "all_reduce", "barrier", "broadcast", "close", "reduce", "reduce_scatter"]
+METHODS = [
+    "all_gather",
+    "all_reduce",
+    "barrier",
+    "broadcast",
+    "capture_all_reduce",
+    "close",
+    "reduce",
+    "reduce_scatter",
+    "synchronize",
+]
 
 
 def test_exported_names() -> None:
@@ -54,9 +64,9 @@ def test_exported_names() -> None:
     for name in EXPORTED:
         value = getattr(microddp, name)
         assert inspect.getdoc(value), name
-    public = [name for name, value in vars(microddp.Communicator).items() if inspect.isfunction(value)]
+    public = [name for name, value in inspect.getmembers(microddp.Communicator, inspect.isfunction)]
     assert sorted(name for name in public if not name.startswith("_")) == METHODS
-    assert [name for name in vars(microddp.Work) if not name.startswith("_")] == ["done", "wait"]
+    assert [name for name in vars(microddp.Work) if not name.startswith("_")] == ["done", "wait", "synchronize"]
 
 
 def test_schedule_is_the_function_and_the_subpackage_imports() -> None:

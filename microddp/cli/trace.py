@@ -81,9 +81,8 @@ def _plan(args: argparse.Namespace) -> TracePlan:
         find_algorithm(args.algorithm, collective="all_reduce", order=args.order)
         num_chunks = schedule(args.algorithm, args.ranks, order=args.order).num_chunks
     if op.lanes:
-        raise UsageError(
-            f"--op {args.op} reduces {counted(len(op.lanes), 'tensor')} together: choose one of one tensor"
-        )
+        lanes = counted(len(op.lanes), "tensor")
+        raise UsageError(f"--op {args.op} reduces {lanes} together: choose an operator of one")
     numel = _nbytes(args.size) // dtype.itemsize
     slice_nbytes = None
     if args.slices is not None:

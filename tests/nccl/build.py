@@ -18,12 +18,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-__all__ = ["COMPILE", "LIBRARY_VARIABLE", "STANDIN_VERSION", "build", "load_standin", "why_not"]
+__all__ = ["COMPILE", "LIBRARY_VARIABLE", "REPOSITORY", "STANDIN_VERSION", "build", "load_standin", "why_not"]
 
 LIBRARY_VARIABLE = "MICRODDP_STANDIN"  # where child processes find the library that their parent built
 STANDIN_VERSION = 29999  # what the stand-in's ncclGetVersion says; no NCCL will
 COMPILE = ("gcc", "-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-fvisibility=hidden", "-shared", "-fPIC")
 SOURCES = Path(__file__).parent
+REPOSITORY = SOURCES.parents[1]  # where children start, so that they can import the tests
 
 
 def why_not() -> str | None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.nccl.build import LIBRARY_VARIABLE, build, load_standin, why_not
+from tests.nccl.standin_runtime import StandInRuntime
 
 
 @pytest.fixture(scope="session")
@@ -28,3 +31,20 @@ def standin_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def standin(standin_library: Path) -> ctypes.CDLL:
     """The stand-in, under CuPy's bindings, in this process."""
     return load_standin(standin_library)
+
+
+@pytest.fixture
+def runtime(standin: ctypes.CDLL) -> Iterator[StandInRuntime]:
+    """A runtime that blocks the host; nothing may have raised on its streams, and its threads must end."""
+    runtime = StandInRuntime()
+    yield runtime
+    runtime.close()
+    assert not runtime.errors
+
+
+@pytest.fixture
+def gate() -> Iterator[threading.Event]:
+    """What holds a stream up until it is set."""
+    gate = threading.Event()
+    yield gate
+    gate.set()

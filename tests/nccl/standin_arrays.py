@@ -45,4 +45,4 @@ def as_tensor(array: Any) -> torch.Tensor:
     last = sum((length - 1) * stride for length, stride in zip(array.shape, array.strides)) if array.size else 0
     buffer = (ctypes.c_byte * (last + array.dtype.itemsize if array.size else 0)).from_address(array.data.ptr)
     buffer.array = array  # type: ignore[attr-defined]
-    return torch.from_numpy(np.ndarray(array.shape, array.dtype, buffer, strides=array.strides))
+    return torch.from_numpy(np.ndarray(array.shape, array.dtype, memoryview(buffer), strides=array.strides))

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from microddp.device import DeviceRuntime
 from tests.nccl.build import load_standin
 
 __all__ = [
@@ -138,3 +139,10 @@ def last_error(communicator: Any) -> str:
 
 def num_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
+
+
+def recorded(runtime: DeviceRuntime, stream: Any) -> Any:
+    """A new event, recorded on the stream."""
+    event = runtime.new_event()
+    runtime.record(event, stream)
+    return event

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from microddp.plan import Plan, StreamProgram, derive, lower, stream_program
 from microddp.plan.instructions import DATA, Buffer, Instruction, Recv, RecvCombine, Send, Span
@@ -48,6 +49,80 @@ def stream_of(operation: Operation) -> StreamName:
 
 def is_work(operation: Operation) -> bool:
     return isinstance(operation, (Group, Launch))
+
+
+def indices_of(operation: Operation) -> tuple[int, ...]:
+    """The instructions that an operation plays."""
+    if isinstance(operation, Group):
+        return operation.indices
+    return (operation.index,) if isinstance(operation, Launch) else ()
+
+
+def plan_of(*instructions: Instruction) -> Plan:
+    """A plan of rank 1 of 3, with 16 elements of data and a slot of 8."""
+    buffers = (Buffer("data", 16), Buffer("A", 8))
+    return Plan(1, 3, 16, 4, buffers, instructions, derive(instructions), 8)
+
+
+def is_split(program: StreamProgram) -> bool:
+    """Whether some groups are of one step and slice."""
+    keys = [key_of(program, each) for each in program.operations if isinstance(each, Group)]
+    return len(keys) > len(set(keys))
+
+
+def key_of(program: StreamProgram, group: Group) -> tuple[int, int]:
+    instruction = program.plan.instructions[group.indices[0]]
+    return instruction.step, instruction.slice
+
+
+def regrouped(program: StreamProgram, cut: Callable[[Plan, tuple[int, ...]], list[tuple[int, ...]]]) -> StreamProgram:
+    """With every group cut in pieces."""
+    operations: list[Any] = []
+    for each in program.operations:
+        operations += [Group(part) for part in cut(program.plan, each.indices)] if isinstance(each, Group) else [each]
+    return replace(program, operations=tuple(operations))
+
+
+def one_by_one(program: StreamProgram) -> StreamProgram:
+    return regrouped(program, lambda plan, indices: [(index,) for index in indices])
+
+
+def receives_first(program: StreamProgram) -> StreamProgram:
+    def cut(plan: Plan, indices: tuple[int, ...]) -> list[tuple[int, ...]]:
+        halves = [tuple(i for i in indices if isinstance(plan.instructions[i], kind)) for kind in (Recv, Send)]
+        return [half for half in halves if half]
+
+    return regrouped(program, cut)
+
+
+def groups_at(program: StreamProgram) -> list[int]:
+    return [at for at, each in enumerate(program.operations) if isinstance(each, Group)]
+
+
+def disturbed(program: StreamProgram, chance: random.Random) -> StreamProgram:
+    """With one group cut in two, or two neighbours made one, or swapped; waits and records stay where they are."""
+    at = groups_at(program)
+    if not at:
+        return program
+    place = chance.randrange(len(at))
+    here = program.operations[at[place]]
+    assert isinstance(here, Group)
+    if chance.random() < 0.5 and len(here.indices) > 1:
+        indices = chance.sample(here.indices, len(here.indices))
+        parts = tuple(sorted(indices[:1])), tuple(sorted(indices[1:]))
+        pieces: tuple[Any, ...] = (Group(parts[0]), Group(parts[1]))
+        return replace(
+            program, operations=(*program.operations[: at[place]], *pieces, *program.operations[at[place] + 1 :])
+        )
+    if place + 1 == len(at):
+        return program
+    following = program.operations[at[place + 1]]
+    assert isinstance(following, Group)
+    if chance.random() < 0.5:
+        return moved(program, at[place + 1], at[place])
+    joined = list(program.operations)
+    joined[at[place]] = Group(here.indices + following.indices)
+    return without(replace(program, operations=tuple(joined)), at[place + 1])
 
 
 def exchange_plans(world_size: int, chance: random.Random, *, most: int, steps: int = 2) -> list[Plan]:

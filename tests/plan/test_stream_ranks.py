@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -17,7 +18,17 @@ from microddp.plan.instructions import Recv, Send
 from microddp.plan.streams import Group, Wait
 from microddp.schedule import schedule
 from tests.plan.cells import THOROUGH
-from tests.plan.stream_tools import comes_to_an_end, exchange_plans, moved, without
+from tests.plan.stream_tools import (
+    comes_to_an_end,
+    disturbed,
+    exchange_plans,
+    groups_at,
+    is_split,
+    moved,
+    one_by_one,
+    receives_first,
+    regrouped,
+)
 from tests.schedule.reference import every_schedule
 
 pytestmark = pytest.mark.timeout(1800 if THOROUGH else 60)
@@ -28,35 +39,29 @@ GROUPS_OF = (256, 4)
 
 @pytest.mark.parametrize("world_size", range(2, 17))
 def test_no_ranks_wait_in_a_cycle(world_size: int) -> None:
-    """Every algorithm, three sizes of slices, groups of up to 256 and of up to 4; above eight ranks each size of slices
-    with one of the two in turn, unless the run is thorough."""
+    """Every algorithm, three sizes of slices, groups of up to 256 and of up to 4.
+
+    Above eight ranks each algorithm with one of these six in turn, unless the run is thorough.
+    """
     tried: Counter[tuple[int, int]] = Counter()
     num_split = 0
     for number, each in enumerate(every_schedule(world_size, roots=(world_size // 2,))):
         num_chunks = world_size if each.collective in ("reduce_scatter", "all_gather") else each.num_chunks
         numel = num_chunks * (28 if world_size <= 8 else 16)
-        for place, slice_nbytes in enumerate(SLICES):
+        combinations = list(product(SLICES, GROUPS_OF))
+        if world_size > 8 and not THOROUGH:
+            combinations = [combinations[(number + world_size) % 6]]
+            combinations += [(16, 4)] * (each.algorithm == "direct")  # whose groups are the largest
+        for slice_nbytes, max_group in combinations:
             config = LoweringConfig(slice_nbytes, wire=number % 2 == 0)
-            plans = [lower(each, rank, numel, 4, config) for rank in range(world_size)]
-            in_turn = (GROUPS_OF[(number + place) % 2],)
-            for max_group in GROUPS_OF if THOROUGH or world_size <= 8 else in_turn:
-                programs = [stream_program(plan, max_group=max_group) for plan in plans]
-                check_ranks(programs)
-                tried[slice_nbytes, max_group] += 1
-                num_split += any(map(is_split, programs))
-    assert len(tried) == len(SLICES) * len(GROUPS_OF) and min(tried.values()) >= 4
+            programs = [
+                stream_program(lower(each, rank, numel, 4, config), max_group=max_group) for rank in range(world_size)
+            ]
+            check_ranks(programs)
+            tried[slice_nbytes, max_group] += 1
+            num_split += any(map(is_split, programs))
+    assert len(tried) == len(SLICES) * len(GROUPS_OF)
     assert (num_split > 0) is (world_size > 3)  # ``direct``: 2(n-1) transfers in a step
-
-
-def is_split(program: StreamProgram) -> bool:
-    """Whether some groups are of one step and slice."""
-    keys = [key_of(program, each) for each in program.operations if isinstance(each, Group)]
-    return len(keys) > len(set(keys))
-
-
-def key_of(program: StreamProgram, group: Group) -> tuple[int, int]:
-    instruction = program.plan.instructions[group.indices[0]]
-    return instruction.step, instruction.slice
 
 
 def ring(world_size: int = 3, slice_nbytes: int = 1 << 20, name: str = "ring") -> list[StreamProgram]:
@@ -65,36 +70,12 @@ def ring(world_size: int = 3, slice_nbytes: int = 1 << 20, name: str = "ring") -
     return [stream_program(plan) for plan in plans]
 
 
-def regrouped(program: StreamProgram, cut: Callable[[Plan, tuple[int, ...]], list[tuple[int, ...]]]) -> StreamProgram:
-    """With every group cut in pieces."""
-    operations: list[Any] = []
-    for each in program.operations:
-        operations += [Group(part) for part in cut(program.plan, each.indices)] if isinstance(each, Group) else [each]
-    return replace(program, operations=tuple(operations))
-
-
-def one_by_one(program: StreamProgram) -> StreamProgram:
-    return regrouped(program, lambda plan, indices: [(index,) for index in indices])
-
-
-def receives_first(program: StreamProgram) -> StreamProgram:
-    def cut(plan: Plan, indices: tuple[int, ...]) -> list[tuple[int, ...]]:
-        halves = [tuple(i for i in indices if isinstance(plan.instructions[i], kind)) for kind in (Recv, Send)]
-        return [half for half in halves if half]
-
-    return regrouped(program, cut)
-
-
 def edited(program: StreamProgram, kind: type, number: int, **fields: Any) -> StreamProgram:
     """With the ``number``-th instruction of a kind changed; its operations stay as they are."""
     instructions = list(program.plan.instructions)
     index = [at for at, each in enumerate(instructions) if isinstance(each, kind)][number]
     instructions[index] = replace(instructions[index], **fields)
     return replace(program, plan=replace(program.plan, instructions=tuple(instructions)))
-
-
-def groups_at(program: StreamProgram) -> list[int]:
-    return [at for at, each in enumerate(program.operations) if isinstance(each, Group)]
 
 
 def with_victim(programs: list[StreamProgram], spoilt: StreamProgram, rank: int = 1) -> list[StreamProgram]:
@@ -266,32 +247,6 @@ def test_the_check_says_what_the_model_does() -> None:
         assert comes_to_an_end(programs) is passed
         verdicts[passed] += 1
     assert min(verdicts[True], verdicts[False]) > 30, verdicts
-
-
-def disturbed(program: StreamProgram, chance: random.Random) -> StreamProgram:
-    """With one group cut in two, or two neighbours made one, or swapped; waits and records stay where they are."""
-    at = groups_at(program)
-    if not at:
-        return program
-    place = chance.randrange(len(at))
-    here = program.operations[at[place]]
-    assert isinstance(here, Group)
-    if chance.random() < 0.5 and len(here.indices) > 1:
-        indices = chance.sample(here.indices, len(here.indices))
-        parts = tuple(sorted(indices[:1])), tuple(sorted(indices[1:]))
-        pieces: tuple[Any, ...] = (Group(parts[0]), Group(parts[1]))
-        return replace(
-            program, operations=(*program.operations[: at[place]], *pieces, *program.operations[at[place] + 1 :])
-        )
-    if place + 1 == len(at):
-        return program
-    following = program.operations[at[place + 1]]
-    assert isinstance(following, Group)
-    if chance.random() < 0.5:
-        return moved(program, at[place + 1], at[place])
-    joined = list(program.operations)
-    joined[at[place]] = Group(here.indices + following.indices)
-    return without(replace(program, operations=tuple(joined)), at[place + 1])
 
 
 def test_large_programs_are_checked_in_good_time() -> None:

@@ -142,7 +142,8 @@ class Collectives:
         check_tensor(operand, name, self._transport.device_types, self._transport.name)
         if self._runtime and operand.tensor.device != self._runtime.device:
             raise ValueError(
-                f"{name} is on device {operand.tensor.device}; this communicator's rank works on {self._runtime.device}"
+                f"{name} is on device {operand.tensor.device}; this rank works on {self._runtime.device}: pass tensors "
+                f"that are there, or call torch.cuda.set_device({self._runtime.device.index}) before you make them"
             )
         return operand
 

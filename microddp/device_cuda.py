@@ -28,9 +28,9 @@ class CudaRuntime(DeviceRuntime):
         TransportError: there is no such device; the text says what is missing.
     """
 
-    def __init__(self, device: torch.device | int | str | None = None) -> None:
+    def __init__(self, device: torch.device | None = None) -> None:
         _check_cuda()
-        found = torch.device("cuda", device) if isinstance(device, int) else torch.device(device or "cuda")
+        found = device or torch.device("cuda")
         index = torch.cuda.current_device() if found.index is None else found.index
         if found.type != "cuda" or not 0 <= index < torch.cuda.device_count():
             count = torch.cuda.device_count()
@@ -141,8 +141,8 @@ def _check_cuda() -> None:
         return
     if torch.version.cuda is None:
         raise TransportError(
-            f"torch {torch.__version__} was built without CUDA: install a CUDA build of torch (see pytorch.org), then "
-            "pip install 'microddp[cuda13]' for CUDA 13, or 'microddp[cuda12]' for CUDA 12"
+            f"torch {torch.__version__} was built without CUDA: install a CUDA build of torch (see pytorch.org), and "
+            "beside it cupy-cuda13x nvidia-nccl-cu13 for CUDA 13, or cupy-cuda12x nvidia-nccl-cu12 for CUDA 12"
         )
     raise TransportError(
         f"torch {torch.__version__} finds no CUDA device: is there an NVIDIA GPU, is its driver recent enough for "

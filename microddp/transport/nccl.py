@@ -52,6 +52,7 @@ class NcclTransport(StreamTransport):
         world_size: int,
         *,
         timeout: float,
+        device: torch.device | None = None,
         runtime: DeviceRuntime | None = None,
         api: Any = None,
         address: str | None = None,
@@ -62,7 +63,8 @@ class NcclTransport(StreamTransport):
         Args:
             store: a torch.distributed store that all ranks reach, under a prefix that only this transport uses.
             timeout: how long to wait for the other ranks here, in seconds.
-            runtime: the device's streams; None: of torch's current CUDA device.
+            device: the rank's GPU; None: torch's current one.
+            runtime: other streams than those of CUDA, on another device.
             api: what has the names of ``cupy.cuda.nccl``; None: that.
             address: the local address at which the neighbours' lifelines connect; None: chosen.
             watchdog_period: after how many seconds in one collective the ranks' headers are compared.
@@ -84,7 +86,7 @@ class NcclTransport(StreamTransport):
         self._lock = threading.Lock()
         self._events: deque[Any] = deque()
         self._edges: set[tuple[int, bool]] = set()
-        self._set_up(store, timeout, runtime, api, address)
+        self._set_up(store, timeout, device, runtime, api, address)
         self.device_types = (self.runtime.device.type,)
         # Connections of its own: a store's calls wait for each other.
         board = StreamBoard(clone(store), rank, world_size)
@@ -217,14 +219,14 @@ class NcclTransport(StreamTransport):
         """Takes events back."""
         self._events.extend(events)
 
-    def _set_up(self, store: Any, timeout: float, runtime: DeviceRuntime | None, api: Any, address: str | None) -> None:
+    def _set_up(self, store: Any, timeout: float, device: Any, runtime: Any, api: Any, address: str | None) -> None:
         rank, world_size = self.rank, self.world_size
         setup = Setup(store, rank, world_size, timeout)
         try:
             if runtime is None:
                 from microddp.device_cuda import CudaRuntime
 
-                runtime = CudaRuntime()
+                runtime = CudaRuntime(device)
             self.runtime = runtime
             self.api = api or (load_nccl() if world_size > 1 else None)
             with runtime.guard():

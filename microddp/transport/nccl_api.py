@@ -63,8 +63,10 @@ def describe_nccl_error(error: BaseException) -> str | None:
 
 
 def _remedy() -> str:
+    """What to install, exactly: the packages of this project's extras cuda12 and cuda13."""
     version = torch.version.cuda
-    extra = f"cuda{version.partition('.')[0]}" if version else None
-    if extra in ("cuda12", "cuda13"):
-        return f"pip install 'microddp[{extra}]' (this torch is built for CUDA {version})"
-    return "pip install 'microddp[cuda13]' for CUDA 13, or 'microddp[cuda12]' for CUDA 12, beside a CUDA build of torch"
+    major = version.partition(".")[0] if version else None
+    if major in ("12", "13"):
+        return f"pip install cupy-cuda{major}x nvidia-nccl-cu{major} (this torch is built for CUDA {version})"
+    both = "pip install cupy-cuda13x nvidia-nccl-cu13 for CUDA 13, or cupy-cuda12x nvidia-nccl-cu12 for CUDA 12"
+    return f"{both}, beside a CUDA build of torch"

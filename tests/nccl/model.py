@@ -6,7 +6,8 @@ The rules:
 * The groups of one communicator run one after the other in issue order, whatever streams they name.
 * Within a group all operations progress at once; the group is complete when they all are.
 * The k-th send from a to b meets the k-th receive at b from a. Both ends complete together, once both groups run.
-* A rank's transfers with itself meet in their own group, or not at all.
+* A rank's transfers with itself meet in their own group; if they do not fit, the group is refused as a whole, and in
+  the model the rank goes no further.
 
 NCCL may buffer a small send and go on before it was met; the model never does. So it is stricter: what it calls a
 deadlock may pass on a device as long as messages are small, and what it lets pass does pass.
@@ -52,10 +53,12 @@ def judge(programs: Sequence[Sequence[Call]]) -> Verdict:
         problems += found
     other, found = _match(queues)
     problems += found
-    problems += _deadlocks(queues, other)
+    _refuse(queues, other, found)
+    heads, remaining = _run(queues, other)
+    problems += _deadlocks(remaining, other)
     places = [place for groups in queues for group in groups for place in group]
     problems += [ZeroBytes(each) for each in places if not each.call.nbytes]
-    return Verdict(tuple(problems))
+    return Verdict(tuple(problems), tuple(heads))
 
 
 def _submitted(rank: int, program: Sequence[Call]) -> tuple[list[Group], list[Problem]]:
@@ -116,9 +119,20 @@ def _order_problems(sends: Group, recvs: Group) -> Iterator[Problem]:
     yield next(GroupOrder(*pair) for pair in zip(sends, recvs) if pair[0].call.label != pair[1].call.label)
 
 
-def _deadlocks(queues: Sequence[list[Group]], other: dict[Place, Place]) -> Iterator[Problem]:
-    """Runs the queues until nothing moves any more; then looks for cycles among what waits."""
-    running = {rank: left for rank, left in enumerate(_run(queues, other)) if left}
+def _refuse(queues: Sequence[list[Group]], other: dict[Place, Place], problems: Sequence[Problem]) -> None:
+    """Takes apart what would meet in groups that are refused, since a transfer with oneself does not fit there."""
+    refused = {each.place for each in problems if isinstance(each, Unmatched)}
+    refused |= {each.send for each in problems if isinstance(each, CountMismatch)}
+    refused = {each for each in refused if each.rank == each.call.peer}
+    for group in (group for groups in queues for group in groups):
+        if not refused.isdisjoint(group):
+            for place in group:
+                other.pop(other.pop(place, place), None)
+
+
+def _deadlocks(remaining: Sequence[set[Place]], other: dict[Place, Place]) -> Iterator[Problem]:
+    """Looks for cycles among what waits when nothing moves any more."""
+    running = {rank: left for rank, left in enumerate(remaining) if left}
     waits: dict[int, dict[int, tuple[Place, Place]]] = {rank: {} for rank in running}
     for rank, left in running.items():
         for place in sorted(left, key=lambda each: each.index):
@@ -135,8 +149,11 @@ def _deadlocks(queues: Sequence[list[Group]], other: dict[Place, Place]) -> Iter
             yield Deadlock(tuple(Wait(*link, last) for link, last in zip(links, behind)))
 
 
-def _run(queues: Sequence[list[Group]], other: dict[Place, Place]) -> list[set[Place]]:
-    """What each rank's head group still waits for. The order of steps does not matter: what may move stays so."""
+def _run(queues: Sequence[list[Group]], other: dict[Place, Place]) -> tuple[list[int], list[set[Place]]]:
+    """Runs the queues until nothing moves: how many groups complete, and what each rank's next one still waits for.
+
+    The order of steps does not matter: what may move stays so.
+    """
     heads = [0] * len(queues)
     remaining = [set(groups[0]) if groups else set() for groups in queues]
     changed = deque(range(len(queues)))
@@ -149,7 +166,7 @@ def _run(queues: Sequence[list[Group]], other: dict[Place, Place]) -> list[set[P
                 remaining[end.rank].discard(end)
                 changed.extend(_advance(end.rank, queues, heads, remaining))
         changed.extend(_advance(rank, queues, heads, remaining))
-    return remaining
+    return heads, remaining
 
 
 def _advance(rank: int, queues: Sequence[list[Group]], heads: list[int], remaining: list[set[Place]]) -> Iterable[int]:

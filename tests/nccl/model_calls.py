@@ -196,9 +196,13 @@ class ZeroBytes(Problem):
 
 @dataclass(frozen=True)
 class Verdict:
-    """All that is wrong with a set of calls."""
+    """All that is wrong with a set of calls, and how far the ranks get.
+
+    ``completed[rank]`` counts the groups that complete; transfers whose byte counts differ are taken to complete.
+    """
 
     problems: tuple[Problem, ...]
+    completed: tuple[int, ...] = ()
 
     @property
     def completes(self) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -10,10 +12,13 @@ import pytest
 
 from tests.nccl.model import judge
 from tests.nccl.model_calls import Call, Deadlock, GroupEnd, GroupStart, Recv, Send, Verdict
+from tests.nccl.model_differential import Expected, Outcome, play, random_programs
 from tests.nccl.model_faults import FaultyNccl, SwappedGroups, UngroupedStep, WrongCount, WrongPeer
 from tests.nccl.model_recording import RecordingNccl
 
 pytestmark = pytest.mark.timeout(30)
+
+NUM_RANDOM = 1000 if int(os.environ.get("MICRODDP_INTERLEAVINGS", "0")) >= 10_000 else 200
 
 Program = list[Call]
 
@@ -28,6 +33,20 @@ def ring(world_size: int, *, num_steps: int = 2, is_grouped: bool = True) -> lis
         calls: Program = [Send((rank + 1) % world_size, 8), Recv((rank - 1) % world_size, 8)]
         programs.append((grouped(*calls) if is_grouped else calls) * num_steps)
     return programs
+
+
+def test_how_far_each_rank_gets() -> None:
+    first: Program = [Send(1, 1), Recv(1, 1)]
+    second: Program = [Recv(0, 1), Send(0, 1)]
+    programs = [[*grouped(*first), *first, Recv(1, 1)], [*grouped(*second), *second, Recv(0, 1)]]
+    verdict = judge(programs)
+    assert verdict.completed == (3, 3) and not verdict.completes
+    programs[0][-1] = Send(1, 1)
+    assert judge(programs).completed == (4, 4)
+    itself: list[Program] = [grouped(Send(0, 1), Send(1, 1)), grouped(Recv(0, 1))]
+    assert judge(itself).completed == (0, 0)  # the group is refused as a whole
+    itself[0] = grouped(Send(0, 1), Recv(0, 1), Send(1, 1))
+    assert judge(itself).completed == (1, 1)
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4, 7])
@@ -240,3 +259,34 @@ def test_only_the_group_that_is_swapped_moves() -> None:
     assert labels == [0, 2, 1, 3]
     starts = [isinstance(call, GroupStart) for call in recorder.program]
     assert all(not (first and second) for first, second in pairwise(starts))
+
+
+def fate(programs: Sequence[Program], verdict: Verdict) -> tuple[Expected, Outcome]:
+    """What the model expects of the stand-in, and what happens there."""
+    blocking = {each.name for each in verdict if each.blocks}
+    is_exact = "CountMismatch" not in blocking  # which ends communicators, sooner or later
+    expected = Expected(
+        verdict.completed if is_exact else [0] * len(programs), verdict.completes, blocking == {"CountMismatch"}
+    )
+    return expected, play(programs, expected)
+
+
+@pytest.mark.usefixtures("standin")
+@pytest.mark.timeout(120)
+def test_the_model_and_the_stand_in_agree_on_random_programs() -> None:
+    """On whether they complete, how many groups of each rank do, and that the k-th receive gets the k-th send."""
+    names: Counter[str] = Counter()
+    for seed in range(NUM_RANDOM):
+        programs = random_programs(seed)
+        verdict = judge(programs)
+        expected, outcome = fate(programs, verdict)
+        assert outcome.is_over == verdict.completes, (seed, verdict, outcome)
+        assert not outcome.wrong, (seed, outcome)
+        if expected.fails:
+            assert any(outcome.errors), (seed, verdict, outcome)
+        elif "CountMismatch" not in verdict.names:
+            assert tuple(outcome.completed) == verdict.completed, (seed, verdict, outcome)
+        names.update([*verdict.names, "all", *["Completes"] * verdict.completes])
+    print(dict(names))
+    wanted = {"Completes", "CountMismatch", "Deadlock", "OpenGroup", "Unmatched", "Ungrouped", "ZeroBytes"}
+    assert all(names[each] * 50 >= names["all"] for each in wanted), names

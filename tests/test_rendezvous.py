@@ -20,8 +20,9 @@ ROOT = Path(__file__).parents[1]
 PROGRAM = """
 import sys, time
 import torch, torch.distributed as dist
-from microddp.rendezvous import gloo_from_environment
+from microddp.rendezvous import gloo_from_environment, store_from_environment
 from microddp.transport.base import Header, Kind, Transfer
+from microddp.transport.lifeline import Lifeline
 
 def total(transport):
     header = Header(0, "all_reduce", "ring", "sum", "torch.float32", (1,), -1, 0)
@@ -37,13 +38,14 @@ if before:
     dist.init_process_group("gloo")
 first = gloo_from_environment(timeout=30)
 second = gloo_from_environment(timeout=30)
+kept = Lifeline(*store_from_environment(timeout=30), timeout=30, on_failure=lambda failure: None)
 if not before:
     dist.init_process_group("gloo")
 values = torch.ones(1)
 dist.all_reduce(values)
 print(f"rank {first.rank}: {total(first)} {total(second)} {values.item()}\\n", end="", flush=True)
 second.close()
-dist.destroy_process_group()  # the first transport is never closed
+dist.destroy_process_group()  # the first transport and the lifeline are never closed
 """
 
 

@@ -115,7 +115,20 @@ def _main(rank: int, world_size: int, path: str, connection: Connection) -> None
 
 
 def _fork(lifeline: Lifeline, connection: Connection) -> int:
-    """The id of a child that lives until the test hangs up; it tries what a child must not be able to do."""
+    """The id of a child that lives until the test hangs up; it tries what a child must not be able to do.
+
+    It is forked while another thread, which it does not have, holds the lifeline's lock.
+    """
+    held, forked = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lifeline._lock:
+            held.set()
+            forked.wait(LIMIT_S)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait(LIMIT_S)
     child = os.fork()
     if child == 0:
         lifeline.publish(Failure("remote", lifeline.rank, "published by a forked child"))
@@ -125,4 +138,6 @@ def _fork(lifeline: Lifeline, connection: Connection) -> int:
             connection.recv()
         finally:
             os._exit(0)
+    forked.set()
+    holder.join()
     return child

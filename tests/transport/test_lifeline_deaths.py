@@ -12,11 +12,11 @@ import pytest
 
 from microddp.transport.noticeboard import Failure
 from tests.transport.gloo_forks import fork_server
-from tests.transport.lifeline_forks import Rank, lifeline_ranks
+from tests.transport.lifeline_forks import LIMIT_S, Rank, lifeline_ranks
 
 pytestmark = pytest.mark.timeout(40)
 
-AT_ONCE_S = 0.5  # ten times the grace that the lifeline itself takes
+AT_ONCE_S = 1.0  # 0.06 s where nothing else runs
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -60,6 +60,7 @@ def test_a_reason_given_before_death_is_the_one_told(tmp_path: Path) -> None:
         when = time.monotonic()
         ranks[2].tell("publish and die", "remote", 2, "rank 2 raised KeyError")
         assert check_survivors(ranks, {2}, when) == [Failure("remote", 2, "rank 2 raised KeyError")] * 3
+        ranks[2].process.join(LIMIT_S)
         assert ranks[2].process.exitcode == 5
 
 

@@ -17,7 +17,7 @@ from microddp.tracing_sinks import Message, Recorded
 __all__ = ["trace_events", "write_trace"]
 
 _NESTING: Final = (HOST,)
-_ORDER: Final = (HOST, TRANSFERS, COMBINES, FUSED)
+_ORDER: Final = (HOST, TRANSFERS, COMBINES, FUSED, "groups", "kernels")
 _FLOW: Final = "message"
 
 Row = tuple[int, str, int]  # rank, track, number among the rows of the track

@@ -155,6 +155,15 @@ class Scenario:
             torch.equal(found, expected) for call in self._calls for found, expected in zip(call.results, call.expected)
         )
 
+    def memory(self) -> Iterator[torch.Tensor]:
+        """The bytes of all that a play writes."""
+        for call in self._calls:
+            yield from (each.view(torch.uint8) for each in (*call.data, *call.stored, *call.results))
+        for rank, pool in enumerate(self._pools):
+            for kind in self._kinds.values():
+                for lane in pool.buffers(kind.plans[rank], kind.types, CPU):
+                    yield from (each.view(torch.uint8) for each in lane)
+
     def fails(self, player: Player, seed: int, strategy: Strategy = shuffled) -> bool:
         """Whether a play ends wrong, or not at all."""
         try:

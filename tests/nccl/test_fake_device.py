@@ -129,6 +129,22 @@ def test_bytes_move_at_any_moment_once_both_groups_have_started_and_each_transfe
     assert found == {(0, 0), (0, 7), (7, 0), (7, 7)}
 
 
+def test_what_follows_a_group_starts_after_all_of_its_transfers() -> None:
+    device = Device(2)
+    words, taken = torch.ones(3, dtype=torch.int64), torch.zeros(3, dtype=torch.int64)
+    seen = []
+    device.group(0, *(send(1, words[each : each + 1]) for each in range(3)))
+    device.group(1, *(recv(0, taken[each : each + 1]) for each in range(3)))
+    device.kernel(device.transports[1].groups, "r", lambda: seen.append(taken.tolist()))
+    device.kernel(device.transports[0].groups, "s", lambda: words.zero_())
+    player = Player(device.world)
+    for seed in range(50):
+        words.fill_(1)
+        taken.zero_()
+        player.play(seed, STRATEGIES[seed % 3])
+    assert seen == [[1, 1, 1]] * 50
+
+
 def test_groups_of_a_rank_run_one_after_the_other_whatever_their_streams() -> None:
     device = Device(2)
     word = torch.tensor([1, 2], dtype=torch.int64)

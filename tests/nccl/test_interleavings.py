@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from unittest import mock
 
 import pytest
 
@@ -62,6 +63,15 @@ def test_without_any_waits_most_interleavings_are_wrong(algorithm: str, order: s
     scenario = Scenario(Case(algorithm, order, 3))
     player = scenario.player.without([each.wait for each in scenario.waits])
     assert sum(scenario.fails(player, seed) for seed in range(20)) >= 18
+
+
+def test_every_play_starts_from_poison() -> None:
+    """Else what an earlier play left behind would be right, too early."""
+    scenario = Scenario(Case("ring", None, 2))
+    assert scenario.is_right(scenario.player, 0)
+    idle = mock.create_autospec(scenario.player, instance=True)
+    assert not scenario.is_right(idle, 0)
+    assert all((each == 255).all() for each in scenario.memory())
 
 
 @dataclass

@@ -38,9 +38,12 @@ class DeviceRuntime(ABC):
 
     Attributes:
         device: the one whose streams these are.
+        frees_in_order: freed memory is not given out again before the stream that it was allocated on has come to
+            where it was freed. So nothing needs to be kept that this stream waits for.
     """
 
     device: torch.device
+    frees_in_order: bool = False
 
     @abstractmethod
     def guard(self) -> AbstractContextManager[None]:

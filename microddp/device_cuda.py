@@ -22,11 +22,13 @@ _RELAXED: Final = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 
 
 class CudaRuntime(DeviceRuntime):
-    """The streams of one GPU.
+    """The streams of one GPU. Its memory is torch's, whose allocator is ordered by streams.
 
     Raises:
         TransportError: there is no such device; the text says what is missing.
     """
+
+    frees_in_order = True
 
     def __init__(self, device: torch.device | None = None) -> None:
         _check_cuda()

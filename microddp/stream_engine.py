@@ -46,15 +46,21 @@ class Enqueued:
     Attributes:
         ticket: for the host: has it ended, has it failed.
         done: for streams: recorded after all of it.
+        caller: the stream on which the caller worked when it was enqueued.
     """
 
     ticket: Ticket
     done: Event
+    caller: Stream
     runtime: DeviceRuntime
 
     def join(self, array: Any = None) -> None:
-        """Makes the stream on which the caller works on ``array`` wait for the result."""
-        self.runtime.wait(self.runtime.caller_stream(array), self.done)
+        """Makes the stream on which the caller works on ``array`` now wait for the result."""
+        runtime = self.runtime
+        stream = runtime.caller_stream(array)
+        runtime.wait(stream, self.done)
+        if runtime.frees_in_order and stream == self.caller:
+            self.ticket.release()  # what was allocated for the call was allocated on this stream
 
 
 class StreamEngine:
@@ -113,7 +119,7 @@ class StreamEngine:
                     self.transport.prepare(actions.edges, deadline)
                 with runtime.guard(), runtime.on(self.transport.kernels):
                     done = self._play(exchange, actions, caller, store, trace)
-                return Enqueued(exchange.submit(done, (lanes, actions)), done, runtime)
+                return Enqueued(exchange.submit(done, (lanes, actions)), done, caller, runtime)
             except BaseException as error:
                 self.transport.abort(error)
                 raise

@@ -176,6 +176,9 @@ class Ticket(ABC):
     def done(self) -> bool:
         """Whether it has ended, well or not. Never blocks."""
 
+    def release(self) -> None:  # noqa: B027 - may be kept for longer
+        """Nothing needs to be kept for it any more: see ``DeviceRuntime.frees_in_order``."""
+
     @abstractmethod
     def synchronize(self, timeout: float | None = None) -> None:
         """Blocks the host until it has ended.

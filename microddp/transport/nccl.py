@@ -12,7 +12,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -33,6 +33,10 @@ from microddp.transport.stream_watchdog import StreamWatchdog
 __all__ = ["NcclTransport"]
 
 
+_CALL_S: Final = 0.5
+"""How long a call of NCCL that should not block may delay an abort."""
+
+
 class NcclTransport(StreamTransport):
     """One rank's communicator on one device, and what watches over it.
 
@@ -41,6 +45,7 @@ class NcclTransport(StreamTransport):
         failure: why nothing works any more.
         comm, api: CuPy's communicator (None for one rank) and the module that it comes from.
         groups_handle: the stream of the transfers, as NCCL takes it.
+        calling: held while NCCL is called and cannot block, so that the communicator is not aborted under the call.
     """
 
     name = "nccl"
@@ -83,6 +88,7 @@ class NcclTransport(StreamTransport):
         self.api: Any = None
         self.scratch: torch.Tensor | None = None
         self._lifeline: Lifeline | None = None
+        self.calling = threading.Lock()
         self._lock = threading.Lock()
         self._events: deque[Any] = deque()
         self._edges: set[tuple[int, bool]] = set()
@@ -201,7 +207,12 @@ class NcclTransport(StreamTransport):
 
     def abort_communicator(self) -> None:
         """Ends what the device is doing for this communicator, from any thread."""
-        self._end_communicator("abort")
+        is_mine = self.calling.acquire(timeout=_CALL_S)
+        try:
+            self._end_communicator("abort")
+        finally:
+            if is_mine:
+                self.calling.release()
 
     def lifeline_publish(self, failure: Failure) -> None:
         """Passes a failure on to the other ranks."""

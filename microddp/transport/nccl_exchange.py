@@ -61,6 +61,10 @@ class Flight(Ticket):
             marks, self._marks = self._marks, []
             self._transport.recycle([event for _, event in marks])
 
+    def release(self) -> None:
+        """See ``Ticket.release``."""
+        self._kept = None
+
     def synchronize(self, timeout: float | None = None) -> None:
         """See ``Ticket.synchronize``. Polls; the transport's threads look at everything else that can go wrong."""
         until = None if timeout is None else time.monotonic() + timeout
@@ -121,7 +125,8 @@ class NcclExchange(StreamExchange):
         if transport.failure is not None:
             raise transport.failure.exception(self._context(group))
         try:
-            _send_group(transport, group)
+            with transport.calling:
+                _send_group(transport, group)
         except Exception as error:
             raise self._translated(error, group) from error
         count = transport.counters.count

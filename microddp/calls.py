@@ -17,7 +17,8 @@ from microddp.errors import ClosedError, MicroddpError
 from microddp.planner import Choice
 from microddp.stream_engine import StreamEngine
 from microddp.stream_work import GraphedCollective, StreamWork
-from microddp.transport.base import StreamTransport, Transport
+from microddp.transport.base import Transport
+from microddp.transport.stream import StreamTransport
 from microddp.work import Work, Worker
 
 __all__ = ["Calls"]

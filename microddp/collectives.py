@@ -17,7 +17,8 @@ from microddp.plan.instructions import Buffer, Plan
 from microddp.planner import Choice, Planner, Prepared, Signature
 from microddp.schedule import Schedule, find_algorithm
 from microddp.schedule.registry import Collective
-from microddp.transport.base import StreamTransport, Transport
+from microddp.transport.base import Transport
+from microddp.transport.stream import StreamTransport
 from microddp_kernels.operators import get_op
 from microddp_kernels.reduce_op import CombineSpec, ReduceOp, Values
 

@@ -18,8 +18,9 @@ from microddp.schedule import Schedule, find_algorithm
 from microddp.schedule.registry import Collective, registry_generation
 from microddp.staging import LaneTypes, StagingPool
 from microddp.stream_engine import StreamEngine
-from microddp.transport.base import Header, StreamTransport, Transport
-from microddp.tuning import Slicing, choose_slicing
+from microddp.transport.base import Header, Transport
+from microddp.transport.stream import StreamTransport
+from microddp.tuning import Slicing, choose_device_slicing, choose_slicing
 from microddp_kernels.launchers import launcher_for
 from microddp_kernels.reduce_op import ReduceOp
 
@@ -187,7 +188,7 @@ class Planner:
         )
 
     def _slicing(self, chunk_nbytes: int) -> Slicing:
-        chosen = choose_slicing(chunk_nbytes)
+        chosen = (choose_device_slicing if self.transport.stream_ordered else choose_slicing)(chunk_nbytes)
         return Slicing(self._slice_nbytes or chosen.slice_nbytes, self._num_slots or chosen.num_slots)
 
     def _plan(self, schedule: Schedule, numel: int, itemsize: int, config: LoweringConfig) -> Plan:

@@ -15,7 +15,8 @@ from microddp.device import DeviceRuntime, Event, Stream
 from microddp.plan.instructions import Plan, Recv, RecvCombine, Send
 from microddp.plan.streams import Group, Launch, Record, StreamName, Wait, stream_program
 from microddp.staging import LaneTypes, StagingPool
-from microddp.transport.base import Header, StreamExchange, StreamTransport, Ticket, Transfer
+from microddp.transport.base import Header
+from microddp.transport.stream import StreamExchange, StreamTransport, Ticket
 from microddp.views import ProgramCache, Views
 from microddp_kernels.launchers.base import Launcher
 from microddp_kernels.reduce_op import ReduceOp, Values
@@ -32,11 +33,13 @@ class _Actions:
 
     Attributes:
         edges: (peer, is a send) of all transfers.
+        views: kept for the memory, of which groups know only the addresses.
     """
 
     steps: tuple[Step, ...]
     events: tuple[Event, ...]
     edges: tuple[tuple[int, bool], ...]
+    views: Views
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +118,8 @@ class StreamEngine:
                     actions = self._actions(plan, self.programs.views(plan, lanes, op, types, pool))
                     (keep or self._captured.append)((actions, pool, lanes))
                 else:
-                    actions = self.programs.find(plan, lanes, op, types, owner)
+                    with runtime.on(self.transport.kernels):  # so that staging is given up in this stream's order
+                        actions = self.programs.find(plan, lanes, op, types, owner)
                     self.transport.prepare(actions.edges, deadline)
                 with runtime.guard(), runtime.on(self.transport.kernels):
                     done = self._play(exchange, actions, caller, store, trace)
@@ -144,7 +148,7 @@ class StreamEngine:
         for each in program.operations:
             if isinstance(each, Group):
                 transfers = tuple(one for index in each.indices for one in views.transfers(plan.instructions[index]))
-                steps.append((Group, transfers, each.indices))
+                steps.append((Group, self.transport.group(transfers), each.indices))
             elif isinstance(each, Launch):
                 steps.append((Launch, views.call(plan.instructions[each.index]), each.index))
             else:
@@ -152,7 +156,7 @@ class StreamEngine:
         events = tuple(self.transport.runtime.new_event() for _ in range(program.num_events))
         ends = (each for each in plan.instructions if isinstance(each, (Send, Recv, RecvCombine)))
         edges = dict.fromkeys((each.peer, isinstance(each, Send)) for each in ends)
-        return _Actions(tuple(steps), events, tuple(edges))
+        return _Actions(tuple(steps), events, tuple(edges), views)
 
     def _play(
         self,
@@ -166,7 +170,7 @@ class StreamEngine:
         runtime, kernels, events = transport.runtime, transport.kernels, actions.events
         streams = {StreamName.CALLER: caller, StreamName.GROUPS: transport.groups, StreamName.KERNELS: kernels}
 
-        def post(group: tuple[Transfer, ...], indices: tuple[int, ...]) -> None:
+        def post(group: Any, indices: tuple[int, ...]) -> None:
             exchange.enqueue(group)
 
         def call(what: Callable[[], object], index: int) -> None:
@@ -193,14 +197,14 @@ class StreamEngine:
         return done
 
 
-_Enqueue = Callable[[tuple[Transfer, ...], tuple[int, ...]], None]
+_Enqueue = Callable[[Any, tuple[int, ...]], None]
 _Launch = Callable[[Callable[[], object], int], None]
 
 
 def _traced(trace: tracing.Trace, enqueue: _Enqueue, launch: _Launch) -> tuple[_Enqueue, _Launch]:
     """Both within ranges of their own: of the host's time, as profilers show the device's beside it."""
 
-    def enqueue_traced(group: tuple[Transfer, ...], indices: tuple[int, ...]) -> None:
+    def enqueue_traced(group: Any, indices: tuple[int, ...]) -> None:
         with trace.group(indices, track="groups"):
             enqueue(group, indices)
 

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 from microddp.device import Graph
 from microddp.planner import Prepared
 from microddp.stream_engine import Enqueued
-from microddp.transport.base import StreamTransport
+from microddp.transport.stream import StreamTransport
 from microddp.work import Work
 
 __all__ = ["GraphedCollective", "StreamWork"]

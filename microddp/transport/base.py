@@ -20,17 +20,11 @@ from typing import Any
 
 import torch
 
-from microddp.device import DeviceRuntime
-from microddp.errors import TransportError
-
 __all__ = [
     "Counters",
     "Exchange",
     "Header",
     "Kind",
-    "StreamExchange",
-    "StreamTransport",
-    "Ticket",
     "Transfer",
     "Transport",
 ]
@@ -97,8 +91,7 @@ class Header:
     @property
     def signature(self) -> tuple[Any, ...]:
         """All of it but the number: what calls of one kind have in common."""
-        call = (self.collective, self.algorithm, self.op, self.dtype, self.shape)
-        return (*call, self.root, self.slice_nbytes, self.version)
+        return (self.collective, self.algorithm, self.op, self.dtype, self.shape, self.root, self.slice_nbytes)
 
     @property
     def nbytes(self) -> int:
@@ -169,45 +162,6 @@ class Exchange(ABC):
         """
 
 
-class Ticket(ABC):
-    """A collective whose work is enqueued on a device: what its caller can still ask and wait for."""
-
-    @abstractmethod
-    def done(self) -> bool:
-        """Whether it has ended, well or not. Never blocks."""
-
-    def release(self) -> None:  # noqa: B027 - may be kept for longer
-        """Nothing needs to be kept for it any more: see ``DeviceRuntime.frees_in_order``."""
-
-    @abstractmethod
-    def synchronize(self, timeout: float | None = None) -> None:
-        """Blocks the host until it has ended.
-
-        Raises:
-            TimeoutError: ``timeout`` seconds passed; the collective goes on.
-            TransportError: it failed, on whichever rank; the text says which ranks and which step.
-        """
-
-
-class StreamExchange(Exchange):
-    """One collective of a stream-ordered transport: its transfers are enqueued, and nobody waits on the host.
-
-    Either ``enqueue`` and ``submit`` are called, or, as on any transport, ``post``, ``wait`` and ``finish``, which
-    block the host.
-    """
-
-    @abstractmethod
-    def enqueue(self, group: Sequence[Transfer]) -> None:
-        """Enqueues the transfers as one group on the transport's ``groups`` stream."""
-
-    @abstractmethod
-    def submit(self, done: Any, kept: object) -> Ticket:
-        """Ends the collective on the host: all of it is enqueued, and ``done``, a recorded event, marks its end.
-
-        ``kept`` is held until then: the tensors whose memory the device still uses.
-        """
-
-
 class Transport(ABC):
     """One rank's connection to its peers. ``open`` to ``finish`` is one collective; one is open at a time.
 
@@ -260,41 +214,3 @@ class Transport(ABC):
     @abstractmethod
     def close(self) -> None:
         """Lets go of connections and threads. Idempotent; peers that still wait for this rank raise."""
-
-
-class StreamTransport(Transport):
-    """A transport whose transfers are enqueued on a stream of a device.
-
-    Attributes:
-        runtime: the device's streams and events.
-        groups: the stream of the transfers. Those of one transport run in the order in which they are enqueued.
-        kernels: the stream of what combines and copies.
-    """
-
-    stream_ordered = True
-    runtime: DeviceRuntime
-    groups: Any
-    kernels: Any
-
-    @abstractmethod
-    def open(self, header: Header, deadline: float) -> StreamExchange:
-        """See ``Transport.open``.
-
-        The host may block here when a header is new: it is compared with the other ranks' then.
-        """
-
-    def open_captured(self, header: Header) -> StreamExchange:
-        """Begins a collective that is captured into a graph: nothing runs now, so nothing is watched or waited for.
-
-        Raises:
-            TransportError: it cannot be captured, or was never run before (its peers may not be connected yet).
-        """
-        raise TransportError(f"the {self.name} transport cannot be captured into graphs")
-
-    @abstractmethod
-    def prepare(self, edges: Sequence[tuple[int, bool]], deadline: float) -> None:
-        """Connects this rank with the peers of a plan, (peer, is a send) each, before its first use. Blocks the host.
-
-        Raises:
-            TransportError: a peer did not come, or failed.
-        """

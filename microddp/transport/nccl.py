@@ -18,13 +18,15 @@ import torch
 
 from microddp.device import DeviceRuntime
 from microddp.errors import ClosedError, TransportError
-from microddp.transport.base import Header, StreamTransport
+from microddp.transport.base import Header, Transfer
 from microddp.transport.gloo_group import clone
 from microddp.transport.lifeline import Lifeline
 from microddp.transport.nccl_api import load_nccl
 from microddp.transport.nccl_exchange import NcclExchange
+from microddp.transport.nccl_group import PreparedGroup, prepare_group
 from microddp.transport.nccl_setup import Setup, end_bounded, run_bounded, touch
 from microddp.transport.noticeboard import STORE_TIMEOUT_S, Failure, name_ranks
+from microddp.transport.stream import StreamTransport
 from microddp.transport.stream_board import StreamBoard
 from microddp.transport.stream_meeting import meet_ranks
 from microddp.transport.stream_reports import StreamReports
@@ -136,6 +138,10 @@ class NcclTransport(StreamTransport):
             self.abort(error)
             raise
         self._edges.update(new)
+
+    def group(self, transfers: Sequence[Transfer]) -> PreparedGroup:
+        """See ``StreamTransport.group``."""
+        return prepare_group(transfers, self.rank, self.world_size, self.runtime.device)
 
     def meet(self, header: Header, deadline: float) -> None:
         """Waits on the host until all ranks have entered this collective, and compares what they call.

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from microddp.errors import ClosedError, TransportError
-from microddp.transport.base import Header, Kind, StreamExchange, Ticket, Transfer
-from microddp.transport.nccl_api import UINT8, describe_nccl_error
+from microddp.transport.base import Header, Transfer
+from microddp.transport.nccl_api import describe_nccl_error
+from microddp.transport.nccl_group import PreparedGroup
+from microddp.transport.stream import StreamExchange, Ticket
 
 if TYPE_CHECKING:
     from microddp.transport.nccl import NcclTransport
@@ -19,7 +21,8 @@ _SPINS: Final = 200
 _POLL_S: Final = 0.0005
 _DESCRIBE_EVERY: Final = 100
 
-Group = Sequence[Transfer]
+Mark = tuple[object, int, Any]
+"""(a text for people, the step, an event behind it): not the transfers, which would keep the tensors."""
 
 
 class Flight(Ticket):
@@ -35,7 +38,7 @@ class Flight(Ticket):
         transport: NcclTransport,
         header: Header,
         deadline: float,
-        marks: list[tuple[Group, Any]],
+        marks: list[Mark],
         done: Any,
         kept: object,
     ) -> None:
@@ -59,7 +62,7 @@ class Flight(Ticket):
         if self._outcome is None:
             self._outcome, self._kept = well, None
             marks, self._marks = self._marks, []
-            self._transport.recycle([event for _, event in marks])
+            self._transport.recycle([event for _, _, event in marks])
 
     def release(self) -> None:
         """See ``Ticket.release``."""
@@ -84,21 +87,21 @@ class Flight(Ticket):
     @property
     def step(self) -> int | None:
         """The schedule's step that the device is in; None if its transfers are complete."""
-        group = self._group()
-        return group[0].step if group else None
+        mark = self._mark()
+        return mark[1] if mark else None
 
     def describe(self) -> str:
         """What it is, and how far."""
         header, transport = self.header, self._transport
         text = f"rank {transport.rank} of {transport.world_size}: {header.collective} by {header.algorithm}, "
         text += f"collective {header.sequence}"
-        group = self._group()
-        return f"{text}, {describe_group(group)}" if group else text
+        mark = self._mark()
+        return f"{text}, {mark[0]}" if mark else text
 
-    def _group(self) -> Group | None:
-        """The first group that is not complete. Those before the last mark of their step are taken for it."""
+    def _mark(self) -> Mark | None:
+        """The first step that is not complete, by its last group."""
         query = self._transport.runtime.query
-        return next((group for group, event in list(self._marks) if not query(event)), None)
+        return next((mark for mark in list(self._marks) if not query(mark[2])), None)
 
 
 class NcclExchange(StreamExchange):
@@ -107,12 +110,12 @@ class NcclExchange(StreamExchange):
     def __init__(self, transport: NcclTransport, header: Header, deadline: float, *, is_captured: bool = False) -> None:
         self.header = header
         self._transport, self._deadline, self._is_captured = transport, deadline, is_captured
-        self._marks: list[tuple[Group, Any]] = []
+        self._marks: list[Mark] = []
         self._step = -1
         self._steps: set[int] = set()
         self._tickets: list[Flight] = []
 
-    def enqueue(self, group: Group) -> None:
+    def enqueue(self, group: Sequence[Transfer] | PreparedGroup) -> None:
         """See ``StreamExchange.enqueue``. Marks the end of each step, so that it can be told where a peer is missing.
 
         Raises:
@@ -120,18 +123,15 @@ class NcclExchange(StreamExchange):
             TransportError: NCCL refused it, or the communicator was aborted.
         """
         transport = self._transport
-        for transfer in group:
-            self._check(transfer)
+        group = transport.group(group) if not isinstance(group, PreparedGroup) else group
         if transport.failure is not None:
             raise transport.failure.exception(self._context(group))
         try:
             with transport.calling:
-                _send_group(transport, group)
+                group.enqueue(transport.api, transport.comm, transport.groups_handle)
         except Exception as error:
             raise self._translated(error, group) from error
-        count = transport.counters.count
-        for transfer in group:
-            count(transfer)
+        group.count(transport.counters)
         self._mark(group)
 
     def submit(self, done: Any, kept: object) -> Flight:
@@ -145,13 +145,16 @@ class NcclExchange(StreamExchange):
             transport.watchdog.add(flight)
         return flight
 
-    def post(self, group: Group) -> list[Flight]:
+    def post(self, group: Sequence[Transfer]) -> list[Flight]:
         """See ``Exchange.post``."""
-        self.enqueue(group)
+        prepared = self._transport.group(group)
+        self.enqueue(prepared)
         runtime = self._transport.runtime
         event = runtime.new_event()
         runtime.record(event, self._transport.groups)
-        flight = Flight(self._transport, self.header, self._deadline, [(group, event)], event, group)
+        flight = Flight(
+            self._transport, self.header, self._deadline, [(str(prepared), prepared.step, event)], event, group
+        )
         self._transport.watchdog.add(flight)
         self._tickets.append(flight)
         return [flight] * len(group)
@@ -174,33 +177,21 @@ class NcclExchange(StreamExchange):
         transport.counters.steps += len(self._steps)
         transport.counters.collectives += 1
 
-    def _mark(self, group: Group) -> None:
-        step = group[0].step
+    def _mark(self, group: PreparedGroup) -> None:
+        step = group.step
         self._steps.add(step)
         if self._is_captured:
             return
         transport = self._transport
         if step == self._step:
-            _, event = self._marks.pop()
+            _, _, event = self._marks.pop()
         else:
             event = transport.take_event()
         transport.runtime.record(event, transport.groups)
-        self._marks.append((group, event))
+        self._marks.append((group.text, step, event))
         self._step = step
 
-    def _check(self, transfer: Transfer) -> None:
-        peer, transport, view = transfer.peer, self._transport, transfer.view
-        who = f"rank {transport.rank} of {transport.world_size}"
-        if not 0 <= peer < transport.world_size or peer == transport.rank:
-            raise ValueError(f"{who} cannot exchange data with rank {peer}")
-        if transfer.kind is Kind.RECV_COMBINE:
-            raise ValueError("the nccl transport cannot combine what it receives: lower the plan without fusing")
-        if view.device != transport.runtime.device or not view.is_contiguous():
-            raise ValueError(
-                f"{who}: a transfer needs contiguous memory on {transport.runtime.device}, not {view.device}"
-            )
-
-    def _translated(self, error: Exception, group: Group) -> Exception:
+    def _translated(self, error: Exception, group: PreparedGroup) -> Exception:
         """The error to raise after one of NCCL's: if the communicator was aborted meanwhile, the reason for that."""
         transport, text = self._transport, describe_nccl_error(error)
         if transport.closed:
@@ -211,38 +202,7 @@ class NcclExchange(StreamExchange):
             return transport.failure.exception(self._context(group))
         return TransportError(f"{self._context(group)}: {text}")
 
-    def _context(self, group: Group) -> str:
+    def _context(self, group: PreparedGroup) -> str:
         transport, header = self._transport, self.header
         call = f"{header.collective} by {header.algorithm}, collective {header.sequence}"
-        return f"rank {transport.rank} of {transport.world_size}: {call}, {describe_group(group)}"
-
-
-def describe_group(group: Group) -> str:
-    """The step and the peers of a group."""
-    targets = sorted({each.peer for each in group if each.kind is Kind.SEND})
-    sources = sorted({each.peer for each in group if each.kind is not Kind.SEND})
-    peers = [f"sending to {_ranks(targets)}"] * bool(targets) + [f"receiving from {_ranks(sources)}"] * bool(sources)
-    return f"step {group[0].step}, {' and '.join(peers)}"
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ranks[:8])) + (", …" if len(ranks) > 8 else "")
-    return f"rank{'s' if len(ranks) > 1 else ''} {shown}"
-
-
-def _send_group(transport: NcclTransport, group: Group) -> None:
-    """One NCCL group. It is always ended, since what a thread calls next would otherwise queue up in it."""
-    comm, api, handle = transport.comm, transport.api, transport.groups_handle
-    api.groupStart()
-    try:
-        for transfer in group:
-            call = comm.send if transfer.kind is Kind.SEND else comm.recv
-            call(transfer.view.data_ptr(), transfer.nbytes, UINT8, transfer.peer, handle)
-    except BaseException:
-        try:
-            api.groupEnd()  # raises the same once more
-        except Exception as again:
-            if describe_nccl_error(again) is None:
-                raise
-        raise
-    api.groupEnd()
+        return f"rank {transport.rank} of {transport.world_size}: {call}, {group}"

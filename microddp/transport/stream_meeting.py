@@ -9,13 +9,15 @@ from typing import Final
 from microddp.transport.base import Header
 from microddp.transport.noticeboard import STORE_TIMEOUT_S, Failure, describe_mismatch
 from microddp.transport.store_thread import StoreThread
-from microddp.transport.stream_reports import StreamReports
+from microddp.transport.stream_reports import DESCRIBE_S, SILENT_STORE, StreamReports
 
 __all__ = ["meet_ranks"]
 
 _ASK_AFTER_S: Final = 0.02
 _FIRST_POLL_S: Final = 0.0005
 _LONGEST_POLL_S: Final = 0.02
+_REASON_GRACE_S: Final = 0.5
+"""How long a store that is gone waits for a better explanation: the lifeline tells which rank died with it."""
 
 
 def meet_ranks(
@@ -30,6 +32,7 @@ def meet_ranks(
     Returns:
         Why the ranks cannot go on with this collective; None if all agree.
     """
+    rank = reports.board.rank
     store.call(lambda: reports.board.publish_header(header), STORE_TIMEOUT_S)
     begun, delay, has_asked = time.monotonic(), _FIRST_POLL_S, False
     while True:
@@ -43,15 +46,17 @@ def meet_ranks(
         if found:
             text = describe_mismatch(found)
             if text is not None:
-                return Failure("mismatch", reports.board.rank, text)
+                return Failure("mismatch", rank, text)
             reports.history.learn(header)
             return None
         if has_asked:
-            rejection = store.call(lambda: reports.board.rejection(header.sequence), STORE_TIMEOUT_S)
-            if isinstance(rejection, Failure):
-                return rejection
-        if now >= deadline or store.is_gone:
-            return _nobody_came(store, reports, header)
+            refusal = store.call(lambda: reports.refusal(header.sequence), STORE_TIMEOUT_S)
+            if isinstance(refusal, Failure):
+                return refusal
+        if store.is_gone:
+            return _explained(stop) or Failure("lost", rank, f"rank {rank} lost its connection to the store")
+        if now >= deadline:
+            return stop() or _nobody_came(store, reports, header)
         time.sleep(delay)
         delay = min(2 * delay, _LONGEST_POLL_S)
 
@@ -60,8 +65,18 @@ def _look(reports: StreamReports, header: Header, ask: bool) -> Callable[[], dic
     return lambda: reports.meet(header, ask)
 
 
+def _explained(stop: Callable[[], Failure | None]) -> Failure | None:
+    until = time.monotonic() + _REASON_GRACE_S
+    while time.monotonic() < until:
+        failure = stop()
+        if failure is not None:
+            return failure
+        time.sleep(_LONGEST_POLL_S)
+    return None
+
+
 def _nobody_came(store: StoreThread, reports: StreamReports, header: Header) -> Failure:
     rank = reports.board.rank
-    missing = store.call(lambda: reports.describe_missing(header), STORE_TIMEOUT_S + 0.5) or ""
-    why = "the store is gone" if store.is_gone else "the deadline passed"
-    return Failure("timeout", rank, f"{why} on rank {rank}, waiting for all ranks to enter it{missing}")
+    missing = store.call(lambda: reports.describe_missing(header), DESCRIBE_S)
+    text = f"the deadline passed on rank {rank}, waiting for all ranks to enter it"
+    return Failure("timeout", rank, text + (SILENT_STORE if missing is None else missing))

@@ -12,7 +12,13 @@ from microddp.transport.stream_board import History, Progress, StreamBoard
 if TYPE_CHECKING:
     from microddp.transport.nccl_exchange import Flight
 
-__all__ = ["StreamReports"]
+__all__ = ["DESCRIBE_S", "SILENT_STORE", "StreamReports"]
+
+DESCRIBE_S: Final = 1.5
+"""How long ``describe_missing`` may take."""
+
+SILENT_STORE: Final = "; the store does not answer: its host may be stopped"
+"""What stands in for it if the store is not there."""
 
 BUSY_S: Final = 0.1
 IDLE_S: Final = 0.25
@@ -47,8 +53,8 @@ class StreamReports:
         self._publish(flight)
         failure = board.failure()
         if failure is None and flight is not None:
-            failure = board.rejection(flight.header.sequence) or self._compare(flight)
-        return failure, IDLE_S if flight is None else BUSY_S
+            failure = board.rejection(flight.header.sequence)
+        return failure or self._compare(flight), IDLE_S if flight is None else BUSY_S
 
     def close(self) -> None:
         """Says that this rank leaves in good order."""
@@ -94,27 +100,35 @@ class StreamReports:
         self._progress = Progress(self._progress.beat + 1, history.sequence, history.recent(), doing, step)
         self.board.set_progress(self._progress)
 
-    def _compare(self, flight: Flight) -> Failure | None:
+    def refusal(self, sequence: int) -> Failure | None:
+        """Why a rank will never come to collective ``sequence``: it refused its arguments, or has left."""
+        return self.board.rejection(sequence) or self._departed(sequence)
+
+    def _compare(self, flight: Flight | None) -> Failure | None:
         """Looks at the neighbour's headers, by their digests; at all ranks' once a collective takes long."""
-        board, sequence = self.board, flight.header.sequence
+        board = self.board
         neighbour = board.progress((board.rank - 1) % board.world_size)
         differs = self.history.disagreement(neighbour.recent)
-        wanted = sequence if differs is None else min(differs, sequence)
-        is_stuck = time.monotonic() - flight.since >= self._period
-        if differs is None and not is_stuck:
+        is_stuck = flight is not None and time.monotonic() - flight.since >= self._period
+        failure = None
+        if differs is not None:
+            failure = self._compare_headers(differs, f"the ranks have called other collectives before number {differs}")
+        elif flight is not None and is_stuck:
+            failure = self._compare_headers(flight.header.sequence, None)
+        if failure is None and flight is not None and is_stuck:
+            failure = self._departed(flight.header.sequence)
+        return failure
+
+    def _compare_headers(self, sequence: int, otherwise: str | None) -> Failure | None:
+        """What the ranks disagree about in collective ``sequence``, once they have all said; else ``otherwise``."""
+        board = self.board
+        if self._asked != sequence:
+            self._asked = sequence
+            board.ask(sequence)
+        if not board.has_all_headers(sequence):
             return None
-        if self._asked != wanted:
-            self._asked = wanted
-            board.ask(wanted)
-        if board.has_all_headers(wanted):
-            text = describe_mismatch(board.headers(wanted))
-            if text is not None:
-                return Failure("mismatch", board.rank, text)
-            if differs is not None and wanted == differs:
-                return Failure(
-                    "mismatch", board.rank, f"the ranks have called other collectives before number {differs}"
-                )
-        return self._departed(sequence) if is_stuck else None
+        text = describe_mismatch(board.headers(sequence)) or otherwise
+        return None if text is None else Failure("mismatch", board.rank, text)
 
     def _departed(self, sequence: int) -> Failure | None:
         """A rank that has left in good order without entering the collective."""

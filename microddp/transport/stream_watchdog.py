@@ -17,7 +17,7 @@ from microddp.transport.nccl_api import describe_nccl_error
 from microddp.transport.nccl_exchange import Flight
 from microddp.transport.noticeboard import STORE_TIMEOUT_S, Failure
 from microddp.transport.store_thread import StoreThread
-from microddp.transport.stream_reports import StreamReports
+from microddp.transport.stream_reports import DESCRIBE_S, SILENT_STORE, StreamReports
 
 if TYPE_CHECKING:
     from microddp.transport.nccl import NcclTransport
@@ -118,8 +118,8 @@ class StreamWatchdog:
     def _time_out(self, flight: Flight) -> None:
         """Says who is missing: what the ranks have published, and who does not publish anything any more."""
         rank = self._transport.rank
-        found = self.store.call(lambda: self.reports.describe_missing(flight.header), STORE_TIMEOUT_S + 0.5)
-        missing = found if found is not None else "; the store does not answer: its host may be stopped"
+        found = self.store.call(lambda: self.reports.describe_missing(flight.header), DESCRIBE_S)
+        missing = SILENT_STORE if found is None else found
         text = f"the deadline passed on rank {rank} ({flight.describe()}){missing}"
         self._settle(Failure("timeout", rank, text), 0.0)
 

@@ -14,7 +14,8 @@ from typing import Any, NoReturn
 import torch
 
 from microddp.device import DeviceRuntime, Event, Graph, Stream
-from microddp.transport.base import Header, Kind, StreamExchange, StreamTransport, Ticket, Transfer
+from microddp.transport.base import Header, Kind, Transfer
+from microddp.transport.stream import StreamExchange, StreamTransport, Ticket
 
 __all__ = [
     "FakeEvent",

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import pytest
 import torch
-from torch.distributed import HashStore
+from torch.distributed import HashStore  # type: ignore[attr-defined] # not in its __all__
 from torch.profiler import ProfilerActivity, profile
 
 import microddp
@@ -48,7 +48,12 @@ def test_nothing_is_made_when_nobody_listens(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(tracing, "_names", refuse)
     asked: list[int] = []
     quiet = tracing.current
-    monkeypatch.setattr(tracing, "current", lambda: asked.append(threading.get_ident()) or quiet())
+
+    def ask() -> tracing.Tracer | None:
+        asked.append(threading.get_ident())
+        return quiet()
+
+    monkeypatch.setattr(tracing, "current", ask)
     run_thread_ranks(lambda each: reduce_all(each, num_calls=3), 2)
     assert len(asked) == 2 * 3  # once for each collective of each rank
 
@@ -74,8 +79,8 @@ def test_ranges_nest_on_every_thread(monkeypatch: pytest.MonkeyPatch, is_async: 
     def body(comm: Communicator) -> None:
         tensors = [torch.ones(4096) for _ in range(3)]
         works = [comm.all_reduce(each, algorithm="ring", async_op=True) for each in tensors] if is_async else []
-        for each in works:
-            each.wait()
+        for work in works:
+            work.wait()
         for each in tensors if not is_async else []:
             comm.all_reduce(each, algorithm="ring")
 
@@ -87,6 +92,24 @@ def test_ranges_nest_on_every_thread(monkeypatch: pytest.MonkeyPatch, is_async: 
     assert all((depth == 0) == (name == wholes) for found in sink.names.values() for depth, name in found)
     inner = {name.split(" ")[0] for found in sink.names.values() for depth, name in found if depth}
     assert inner == {"scatter-reduce", "all-gather", "wait", "combine"}
+
+
+def test_what_hears_of_a_range_last_hears_of_its_end_first() -> None:
+    log: list[str] = []
+
+    class Sink(tracing_sinks.Sink):
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def push(self, name: str) -> None:
+            log.append(f"{self.name} begins {name}")
+
+        def pop(self, token: None) -> None:
+            log.append(f"{self.name} ends")
+
+    with tracing.Tracer([Sink("first"), Sink("second")]).range("x", rank=0):
+        pass
+    assert log == ["first begins x", "second begins x", "second ends", "first ends"]
 
 
 def test_ranges_end_when_the_collective_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +210,8 @@ def test_nvtx_by_torch_else_by_cupy_else_not(monkeypatch: pytest.MonkeyPatch, ca
     fake(available=True)
     sink = find_nvtx()
     assert isinstance(sink, tracing_sinks.NvtxSink)
-    sink.pop(sink.push("by CuPy"))
+    sink.push("by CuPy")
+    sink.pop(None)
     assert heard == ["by CuPy", "pop"]
     with caplog.at_level(logging.WARNING, "microddp"):
         fake(available=False)

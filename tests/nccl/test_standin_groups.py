@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.usefixtures("standin"), pytest.mark.timeout(60)]
 
 AT_ONCE_S = 2.0
 BLOCKED_S = 0.05  # what has not happened by then is taken to be blocked
-INVALID_USAGE = 5
+INVALID_USAGE, REMOTE_ERROR = 5, 6
 
 
 def test_many_groups_are_in_flight_while_the_host_goes_on(gate: threading.Event) -> None:
@@ -104,14 +104,24 @@ def test_captured_groups_are_replayed_and_mixed_with_others(standin: Any) -> Non
 
 
 def test_closing_a_communicator_before_its_graphs_is_counted(standin: Any, runtime: StandInRuntime) -> None:
-    """NCCL would hang there. What is replayed after it ends at once."""
-    stream, memory = runtime.new_stream(), torch.zeros(1)
+    """NCCL would hang there. Here the peers learn of it, and what is replayed after it ends at once."""
+    from cupy.cuda import nccl
+
+    stream, memory, connected = runtime.new_stream(), torch.zeros(2), threading.Barrier(2)
 
     def body(communicator: Any, rank: int) -> Any:
-        return runtime.capture(stream, lambda: ring_step(communicator, rank, 1, memory, memory, runtime.handle(stream)))
+        ring_step(communicator, rank, 2, memory[:1], memory[1:])
+        connected.wait()
+        arguments = (memory.data_ptr(), 4, nccl.NCCL_UINT8, 1 - rank)
+        if rank == 1:
+            return failing(lambda: communicator.recv(*arguments, 0))
+        graph = runtime.capture(stream, lambda: communicator.send(*arguments, runtime.handle(stream)))
+        communicator.abort()
+        return graph
 
     misuses = standin.standin_misuses()
-    graph = run_ranks(1, body)[0]
+    graph, status = run_ranks(2, body)
+    assert status == REMOTE_ERROR
     assert standin.standin_misuses() == misuses + 1
     graph.launch(HOST)
     graph.close()

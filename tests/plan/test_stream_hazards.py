@@ -48,8 +48,9 @@ def test_groups_that_wait_for_the_caller_only_overlap_with_the_collective_before
         (Record(0, CALLER), Wait(0, GROUPS), Group((0, 1)), Record(1, GROUPS), Wait(1, KERNELS), Launch(2)),
         num_events=2,
     )
+    signalled = replace(hasty, operations=(*hasty.operations, Record(2, KERNELS), Wait(2, CALLER)), num_events=3)
     right = stream_program(plan)
-    for first in (hasty, right):
+    for first in (hasty, signalled, right):  # the caller that was signalled is not the one of the second
         assert find_sequence_races(first, right) == []
         assert set(find_sequence_races(first, hasty)) == {(2, 1), (None, 1)}
     with pytest.raises(PlanError, match="rank 1: 2 races in the stream program; what came before it and instruction 0"):

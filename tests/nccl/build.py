@@ -18,7 +18,16 @@ import sys
 import tempfile
 from pathlib import Path
 
-__all__ = ["COMPILE", "LIBRARY_VARIABLE", "REPOSITORY", "STANDIN_VERSION", "build", "load_standin", "why_not"]
+__all__ = [
+    "COMPILE",
+    "LIBRARY_VARIABLE",
+    "REPOSITORY",
+    "STANDIN_VERSION",
+    "build",
+    "load_standin",
+    "why_no_cupy",
+    "why_not",
+]
 
 LIBRARY_VARIABLE = "MICRODDP_STANDIN"  # where child processes find the library that their parent built
 STANDIN_VERSION = 29999  # what the stand-in's ncclGetVersion says; no NCCL will
@@ -27,15 +36,20 @@ SOURCES = Path(__file__).parent
 REPOSITORY = SOURCES.parents[1]  # where children start, so that they can import the tests
 
 
-def why_not() -> str | None:
-    """What keeps this machine from running the stand-in, and what to install; None if nothing does."""
-    if sys.platform != "linux":
-        return "the stand-in for NCCL needs Linux"
+def why_no_cupy() -> str | None:
+    """What keeps this machine from importing CuPy, and what to install; None if nothing does."""
     if importlib.util.find_spec("cupy") is None:
         return "CuPy is not installed: pip install 'microddp[cuda12]' (no GPU is needed for these tests)"
+    return None
+
+
+def why_not() -> str | None:
+    """What keeps this machine from running the stand-in under CuPy, and what to install; None if nothing does."""
+    if sys.platform != "linux":
+        return "the stand-in for NCCL needs Linux"
     if LIBRARY_VARIABLE not in os.environ and shutil.which("gcc") is None:
         return "gcc, which builds the stand-in for NCCL, is not installed"
-    return None
+    return why_no_cupy()
 
 
 def build(directory: Path) -> Path:

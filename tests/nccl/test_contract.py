@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.nccl.build import REPOSITORY, STANDIN_VERSION, why_not
+from tests.nccl.build import REPOSITORY, STANDIN_VERSION, why_no_cupy
 from tests.nccl.contract_findings import find
 
 pytestmark = pytest.mark.timeout(60)
@@ -21,7 +21,7 @@ Findings = dict[str, Any]
 @pytest.fixture(scope="module")
 def real() -> Findings:
     """The findings about the real library, which only a process of its own can load."""
-    reason = why_not()
+    reason = why_no_cupy()
     if reason is not None:
         pytest.skip(reason)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("NCCL_")}

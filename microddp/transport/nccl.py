@@ -6,10 +6,10 @@ threads that can be given up, and a watchdog ends what is stuck (see ``stream_wa
 
 from __future__ import annotations
 
-import atexit
 import threading
 import time
 import traceback
+import weakref
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
@@ -24,8 +24,8 @@ from microddp.transport.lifeline import Lifeline
 from microddp.transport.nccl_api import load_nccl
 from microddp.transport.nccl_exchange import NcclExchange
 from microddp.transport.nccl_group import PreparedGroup, prepare_group
-from microddp.transport.nccl_setup import Setup, end_bounded, run_bounded, touch
-from microddp.transport.noticeboard import STORE_TIMEOUT_S, Failure, name_ranks
+from microddp.transport.nccl_setup import Setup, connect, end_bounded
+from microddp.transport.noticeboard import STORE_TIMEOUT_S, Failure
 from microddp.transport.stream import StreamTransport
 from microddp.transport.stream_board import StreamBoard
 from microddp.transport.stream_meeting import meet_ranks
@@ -100,7 +100,8 @@ class NcclTransport(StreamTransport):
         board = StreamBoard(clone(store), rank, world_size)
         self.reports = StreamReports(board, watchdog_period)
         self.watchdog = StreamWatchdog(self, self.reports)
-        atexit.register(self.close)
+        # At exit the last one first: a communicator over this transport ends its works and graphs before.
+        self._at_exit = weakref.finalize(NcclTransport, self.close)
 
     def open(self, header: Header, deadline: float) -> NcclExchange:
         """See ``StreamTransport.open``."""
@@ -108,7 +109,11 @@ class NcclTransport(StreamTransport):
         history = self.reports.history
         history.enter(header)
         if self.world_size > 1 and not history.is_known(header):
-            self.meet(header, deadline)
+            try:
+                self.meet(header, deadline)
+            except BaseException as error:
+                self.abort(error)  # an interrupt: the others wait for this rank
+                raise
         self.open_exchange = exchange = NcclExchange(self, header, deadline)
         return exchange
 
@@ -130,13 +135,7 @@ class NcclTransport(StreamTransport):
         new = [edge for edge in dict.fromkeys(edges) if edge not in self._edges]
         if not new or self.comm is None:
             return
-        peers = name_ranks(sorted({peer for peer, _ in new}))
-        what = f"rank {self.rank} of {self.world_size}, connecting with {peers}"
-        try:
-            run_bounded(lambda: touch(self, new), deadline, lambda: self.failure, what)
-        except TransportError as error:
-            self.abort(error)
-            raise
+        connect(self, new, deadline)
         self._edges.update(new)
 
     def group(self, transfers: Sequence[Transfer]) -> PreparedGroup:
@@ -154,10 +153,14 @@ class NcclTransport(StreamTransport):
         context += f", collective {header.sequence}"
         failure = meet_ranks(self.watchdog.store, self.reports, header, deadline, lambda: self.failure)
         if failure is not None:
-            agreed = self.watchdog.store.call(lambda: self.reports.board.publish(failure), STORE_TIMEOUT_S)
-            self.learn(agreed or failure)
-            assert self.failure is not None
-            raise self.failure.exception(context)
+            raise self.agree(failure).exception(context)
+
+    def agree(self, suspicion: Failure) -> Failure:
+        """Breaks this transport on all ranks, for the reason that was the first; returns that."""
+        if self.failure is None:
+            agreed = self.watchdog.store.call(lambda: self.reports.board.publish(suspicion), STORE_TIMEOUT_S)
+            self.learn(agreed or suspicion)
+        return self.failure or suspicion
 
     def reject(self, sequence: int, error: BaseException) -> None:
         """See ``Transport.reject``."""
@@ -177,7 +180,7 @@ class NcclTransport(StreamTransport):
     def synchronize(self, timeout: float | None = None) -> None:
         """See ``Transport.synchronize``."""
         until = None if timeout is None else time.monotonic() + timeout
-        for flight in self.watchdog.pending():
+        for flight in self.watchdog.unfinished():
             flight.synchronize(None if until is None else max(until - time.monotonic(), 0.0))
         if self.failure is not None:
             raise self.failure.exception(f"rank {self.rank} of {self.world_size}")
@@ -188,28 +191,40 @@ class NcclTransport(StreamTransport):
             if self.closed:
                 return
             self.closed = True
-        atexit.unregister(self.close)
+        self._at_exit.detach()
         if self.watchdog.pending():
             self.learn(Failure("closed", self.rank, f"rank {self.rank} closed its transport"))
         self.watchdog.store.call(self.reports.close, STORE_TIMEOUT_S)
         if self._lifeline is not None:
             self._lifeline.close()
         self.watchdog.stop(STORE_TIMEOUT_S)
-        self._end_communicator("destroy")
+        self._end_communicator("destroy" if self.failure is None else "abort")
 
     def learn(self, failure: Failure) -> None:
-        """Breaks this transport, from any thread: the first failure stays. The watchdog does what follows from it."""
+        """Breaks this transport, from any thread, and tells the others. The watchdog ends what the device is doing."""
         with self._lock:
             if self.failure is not None:
                 return
             self.failure = failure
+        if self._lifeline is not None:
+            self._lifeline.publish(failure)
+        self.watchdog.store.tell(lambda: self.reports.board.publish(failure))
         self.watchdog.wake()
 
-    def check_device(self) -> None:
-        """Raises NCCL's error, if the communicator has had one since it was enqueued to."""
-        comm = self.comm
-        if comm is not None:
-            comm.check_async_error()
+    def check_device(self) -> bool:
+        """Whether NCCL has no error to report; False also if that cannot be told now, as another thread calls NCCL.
+
+        Raises:
+            Exception: the error of what was enqueued before.
+        """
+        if not self.calling.acquire(blocking=False):
+            return False
+        try:
+            if self.comm is not None:
+                self.comm.check_async_error()
+            return True
+        finally:
+            self.calling.release()
 
     def abort_communicator(self) -> None:
         """Ends what the device is doing for this communicator, from any thread."""
@@ -219,11 +234,6 @@ class NcclTransport(StreamTransport):
         finally:
             if is_mine:
                 self.calling.release()
-
-    def lifeline_publish(self, failure: Failure) -> None:
-        """Passes a failure on to the other ranks."""
-        if self._lifeline is not None:
-            self._lifeline.publish(failure)
 
     def take_event(self) -> Any:
         """An event for marking how far a collective is."""
@@ -238,7 +248,7 @@ class NcclTransport(StreamTransport):
 
     def _set_up(self, store: Any, timeout: float, device: Any, runtime: Any, api: Any, address: str | None) -> None:
         rank, world_size = self.rank, self.world_size
-        setup = Setup(store, rank, world_size, timeout)
+        setup = Setup(store, rank, world_size, timeout, lambda: self.failure)
         try:
             if runtime is None:
                 from microddp.device_cuda import CudaRuntime
@@ -256,16 +266,12 @@ class NcclTransport(StreamTransport):
                 )
                 unique_id = setup.unique_id(self.api.get_unique_id)
                 self.scratch = torch.zeros(2 * world_size, dtype=torch.uint8, device=runtime.device)
-                self.comm = setup.create(lambda: self._communicator(unique_id))
+                self.comm = setup.create(self.api, runtime, unique_id)
         except BaseException as error:
             setup.publish(error)
             if self._lifeline is not None:
                 self._lifeline.close()
             raise
-
-    def _communicator(self, unique_id: bytes) -> Any:
-        with self.runtime.guard():  # it belongs to the current device of the thread that makes it
-            return self.api.NcclCommunicator(self.world_size, unique_id, self.rank)
 
     def _hear(self, failure: Failure) -> None:
         """Called by the lifeline: a rank died, or failed."""
@@ -278,10 +284,8 @@ class NcclTransport(StreamTransport):
         """Aborts or destroys it, once. Both may block in NCCL: then they are left behind."""
         with self._lock:
             comm, self.comm = self.comm, None
-        if comm is None:
-            return
-        if not end_bounded(comm, how, self.runtime, self.rank) and how == "destroy":
-            comm.abort()
+        if comm is not None:
+            end_bounded(comm, how, self.runtime, self.rank)
 
     def _check_usable(self, header: Header) -> None:
         if self.closed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -19,7 +20,10 @@ __all__ = ["Flight", "NcclExchange"]
 
 _SPINS: Final = 200
 _POLL_S: Final = 0.0005
-_DESCRIBE_EVERY: Final = 100
+_ABORT_S: Final = 1.0
+"""How long a failure waits for the device to have stopped: then the caller may free the tensors."""
+
+_ending = threading.Lock()  # a caller and the watchdog may find out at the same time
 
 Mark = tuple[object, int, Any]
 """(a text for people, the step, an event behind it): not the transfers, which would keep the tensors."""
@@ -47,22 +51,39 @@ class Flight(Ticket):
         self._transport, self._marks = transport, marks
         self._event, self._kept = done, kept
         self._outcome: bool | None = None  # whether it ended well; None: not known yet
+        self._what = ""  # it, and how far it was as it failed
+
+    @property
+    def ended_well(self) -> bool:
+        """Whether it is known to have ended, and not to have failed."""
+        return self._outcome is True
 
     def done(self) -> bool:
         """See ``Ticket.done``."""
+        try:
+            return self.poll()
+        except Exception:  # the watchdog polls too, and finds out what it means for all ranks
+            return False
+
+    def poll(self) -> bool:
+        """Like ``done``; raises what the device raises."""
         if self._outcome is None:
             # In this order: after a failure the device is told to stop, and then its events complete too.
-            has_failed = self._transport.failure is not None
-            if has_failed or self._transport.runtime.query(self._event):
-                self.end(well=not has_failed)
+            if self._transport.failure is not None:
+                self._what = self.describe()
+                self._outcome = False
+            elif self._transport.runtime.query(self._event) and self._transport.check_device():
+                self.end(well=True)
         return self._outcome is not None
 
     def end(self, *, well: bool) -> None:
-        """Lets go of the tensors: the device is done with them, or was told to stop. Only the first call counts."""
-        if self._outcome is None:
-            self._outcome, self._kept = well, None
+        """Lets go of the tensors: the device is done with them, or has been made to stop."""
+        with _ending:
+            if self._outcome is None:
+                self._outcome = well
+            self._kept = None
             marks, self._marks = self._marks, []
-            self._transport.recycle([event for _, _, event in marks])
+        self._transport.recycle([event for _, _, event in marks])
 
     def release(self) -> None:
         """See ``Ticket.release``."""
@@ -71,18 +92,17 @@ class Flight(Ticket):
     def synchronize(self, timeout: float | None = None) -> None:
         """See ``Ticket.synchronize``. Polls; the transport's threads look at everything else that can go wrong."""
         until = None if timeout is None else time.monotonic() + timeout
-        what = ""
         spins = 0
         while not self.done():
             spins += 1
             if spins > _SPINS:
                 if until is not None and time.monotonic() >= until:
                     raise TimeoutError(f"{self.describe()} has not ended after {timeout} s; it goes on")
-                what = self.describe() if spins % _DESCRIBE_EVERY == 0 else what
                 time.sleep(_POLL_S)
         failure = self._transport.failure
         if not self._outcome and failure is not None:
-            raise failure.exception(what or self.describe())
+            self._transport.watchdog.wait_for_abort(_ABORT_S)
+            raise failure.exception(self._what or self.describe())
 
     @property
     def step(self) -> int | None:
@@ -101,7 +121,10 @@ class Flight(Ticket):
     def _mark(self) -> Mark | None:
         """The first step that is not complete, by its last group."""
         query = self._transport.runtime.query
-        return next((mark for mark in list(self._marks) if not query(mark[2])), None)
+        try:
+            return next((mark for mark in list(self._marks) if not query(mark[2])), None)
+        except RuntimeError:
+            return None  # the device has failed
 
 
 class NcclExchange(StreamExchange):

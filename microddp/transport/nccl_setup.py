@@ -15,7 +15,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from microddp.errors import TransportError
+from torch.distributed import DistNetworkError
+
+from microddp.errors import CollectiveTimeoutError, TransportError
 from microddp.transport.nccl_api import MAX_GROUP, UINT8, describe_nccl_error
 from microddp.transport.noticeboard import Failure, Noticeboard, name_ranks
 
@@ -23,11 +25,12 @@ if TYPE_CHECKING:
     from microddp.device import DeviceRuntime
     from microddp.transport.nccl import NcclTransport
 
-__all__ = ["Setup", "end_bounded", "run_bounded", "touch"]
+__all__ = ["Setup", "connect", "end_bounded"]
 
 _POLL_S: Final = 0.005
 _ID_NBYTES: Final = 128
 _END_S: Final = 2.0
+_REASON_GRACE_S: Final = 0.5
 
 
 def run_bounded(task: Callable[[], Any], deadline: float, give_up: Callable[[], Failure | None], what: str) -> Any:
@@ -78,7 +81,11 @@ class _Outcome:
 class Setup:
     """The steps of one rank, each with the same deadline. A step that fails is published, so that all ranks raise."""
 
-    def __init__(self, store: Any, rank: int, world_size: int, timeout: float) -> None:
+    def __init__(
+        self, store: Any, rank: int, world_size: int, timeout: float, heard: Callable[[], Failure | None]
+    ) -> None:
+        """``heard``: what is known to have failed without asking the store, as that may be gone."""
+        self._heard = heard
         self._store, self._rank, self._world_size = store, rank, world_size
         self._board = Noticeboard(store, rank, world_size)
         self._timeout = timeout
@@ -88,7 +95,8 @@ class Setup:
     def publish(self, error: BaseException) -> None:
         """Tells the ranks that wait in a step why this one will not come."""
         try:
-            self._board.publish(Failure("remote", self._rank, f"rank {self._rank} failed to set up: {error}"))
+            kind = "timeout" if isinstance(error, CollectiveTimeoutError) else "remote"
+            self._board.publish(Failure(kind, self._rank, f"rank {self._rank} failed to set up: {error}"))
         except RuntimeError:
             return  # the store is gone: they will notice that too
 
@@ -138,14 +146,22 @@ class Setup:
             raise TransportError(f"{self._who}: rank 0 could not make a unique id: {text}")
         return bytes.fromhex(text)
 
-    def create(self, make: Callable[[], Any]) -> Any:
-        """The communicator that ``make`` constructs, which blocks until all ranks have come.
+    def create(self, api: Any, runtime: DeviceRuntime, unique_id: bytes) -> Any:
+        """The communicator, whose constructor blocks until all ranks have come.
 
         Raises:
             TransportError: NCCL failed, or some rank did not come in time.
         """
+
+        def make() -> Any:
+            with runtime.guard():  # it belongs to the current device of the thread that makes it
+                return api.NcclCommunicator(self._world_size, unique_id, self._rank)
+
         what = f"{self._who}, making the NCCL communicator"
-        return run_bounded(make, self._deadline, self._failure, what)
+        try:
+            return run_bounded(make, self._deadline, self._failure, what)
+        except DistNetworkError as error:
+            raise self._lost_store("the communicator is not made").exception(what) from error
 
     def _gather(self, name: str, what: str) -> list[str]:
         def describe(missing: Sequence[int]) -> str:
@@ -156,21 +172,55 @@ class Setup:
     def _wait(self, keys: Sequence[str], describe: Callable[[Sequence[int]], str]) -> list[str]:
         """The values of keys that other ranks set."""
         delay = 0.0005
-        while not self._store.check(list(keys)):
-            failure = self._failure()
-            if failure is not None:
-                raise failure.exception(self._who)
-            if time.monotonic() >= self._deadline:
+        missing: Sequence[int] = range(len(keys))
+        try:
+            while not self._store.check(list(keys)):
+                failure = self._failure()
+                if failure is not None:
+                    raise failure.exception(self._who)
                 missing = [place for place, key in enumerate(keys) if not self._store.check([key])]
-                raise Failure("timeout", self._rank, f"{describe(missing)} within {self._timeout:g} s").exception(
-                    self._who
-                )
-            time.sleep(delay)
-            delay = min(2 * delay, 0.05)
-        return [bytes(self._store.get(key)).decode() for key in keys]
+                if missing and time.monotonic() >= self._deadline:
+                    text = f"{describe(missing)} within {self._timeout:g} s"
+                    raise Failure("timeout", self._rank, text).exception(self._who)
+                time.sleep(delay)
+                delay = min(2 * delay, 0.05)
+            return [bytes(self._store.get(key)).decode() for key in keys]
+        except DistNetworkError as error:
+            failure = self._lost_store(describe(missing))
+            raise failure.exception(self._who) from error
 
     def _failure(self) -> Failure | None:
-        return self._board.failure()
+        return self._heard() or self._board.failure()
+
+    def _lost_store(self, meanwhile: str) -> Failure:
+        """Why the store is gone: a rank that died with it, if the lifeline stands and says so."""
+        until = time.monotonic() + _REASON_GRACE_S
+        while time.monotonic() < until:
+            failure = self._heard()
+            if failure is not None:
+                return failure
+            time.sleep(_POLL_S)
+        return Failure("lost", self._rank, f"rank {self._rank} lost its connection to the store; {meanwhile}")
+
+
+def connect(transport: NcclTransport, edges: Sequence[tuple[int, bool]], deadline: float) -> None:
+    """Connects with peers, (peer, is a send) each. Blocks the host until they do so too.
+
+    Raises:
+        TransportError: one did not come, or failed; then the transport is broken on all ranks.
+    """
+    peers = name_ranks(sorted({peer for peer, _ in edges}))
+    what = f"rank {transport.rank} of {transport.world_size}, connecting with {peers}"
+    try:
+        run_bounded(lambda: touch(transport, edges), deadline, lambda: transport.failure, what)
+    except CollectiveTimeoutError:
+        exchange = transport.open_exchange
+        missing = "" if exchange is None else transport.watchdog.describe_missing(exchange.header)
+        text = f"the deadline passed on rank {transport.rank}, connecting with {peers}{missing}"
+        raise transport.agree(Failure("timeout", transport.rank, text)).exception(what) from None
+    except TransportError as error:
+        transport.abort(error)
+        raise
 
 
 def touch(transport: NcclTransport, edges: Sequence[tuple[int, bool]]) -> None:
@@ -194,8 +244,8 @@ def touch(transport: NcclTransport, edges: Sequence[tuple[int, bool]]) -> None:
                 transport.api.groupEnd()
 
 
-def end_bounded(comm: Any, how: str, runtime: DeviceRuntime, rank: int) -> bool:
-    """Aborts or destroys a communicator; says whether that ended in time. It may block: then it is left behind."""
+def end_bounded(comm: Any, how: str, runtime: DeviceRuntime, rank: int) -> None:
+    """Aborts or destroys a communicator; aborts it if it cannot be destroyed. What blocks is left behind."""
     ended = threading.Event()
 
     def end() -> None:
@@ -206,4 +256,5 @@ def end_bounded(comm: Any, how: str, runtime: DeviceRuntime, rank: int) -> bool:
             ended.set()
 
     threading.Thread(target=end, name=f"microddp-{how}-{rank}", daemon=True).start()
-    return ended.wait(_END_S)
+    if not ended.wait(_END_S) and how == "destroy":
+        end_bounded(comm, "abort", runtime, rank)

@@ -13,9 +13,10 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final
 
+from microddp.transport.base import Header
 from microddp.transport.nccl_api import describe_nccl_error
 from microddp.transport.nccl_exchange import Flight
-from microddp.transport.noticeboard import STORE_TIMEOUT_S, Failure
+from microddp.transport.noticeboard import Failure
 from microddp.transport.store_thread import StoreThread
 from microddp.transport.stream_reports import DESCRIBE_S, SILENT_STORE, StreamReports
 
@@ -44,7 +45,9 @@ class StreamWatchdog:
         self._flights: list[Flight] = []
         self._lock = threading.Lock()
         self._wake = threading.Event()
-        self._stopping = self._aborted = False
+        self._stopping = False
+        self._is_aborting, self._aborted = False, threading.Event()
+        self._failed: list[Flight] = []
         self._thread: threading.Thread | None = None
         name = f"microddp-store-{transport.rank}"
         self.store = StoreThread(name, self._tick_store, self._store_is_gone)
@@ -70,6 +73,15 @@ class StreamWatchdog:
         """All that have not ended, in order."""
         with self._lock:
             return [each for each in self._flights if not each.done()]
+
+    def unfinished(self) -> list[Flight]:
+        """All that have not ended well as far as is known, in order: those that failed too."""
+        with self._lock:
+            return [each for each in (*self._failed, *self._flights) if not each.ended_well]
+
+    def wait_for_abort(self, timeout: float) -> None:
+        """After a failure: waits until the device has stopped, at most ``timeout`` seconds."""
+        self._aborted.wait(timeout)
 
     def wake(self) -> None:
         """Something has failed: look at once."""
@@ -98,11 +110,13 @@ class StreamWatchdog:
                 self._look()
 
     def _look(self) -> None:
-        transport, flight = self._transport, None
+        transport = self._transport
+        flight: Flight | None = None
         try:
             with self._lock:
-                ended = [each for each in self._flights if each.done()]
-                self._flights = [each for each in self._flights if each not in ended]
+                for flight in self._flights:
+                    flight.poll()
+                self._flights = [each for each in self._flights if not each.ended_well]
             flight = self.oldest()
             if flight is None:
                 return
@@ -115,11 +129,15 @@ class StreamWatchdog:
         if time.monotonic() >= flight.deadline:
             self._time_out(flight)
 
+    def describe_missing(self, header: Header) -> str:
+        """Who is missing in a collective, as the end of a sentence. Takes most of a second."""
+        found: str | None = self.store.call(lambda: self.reports.describe_missing(header), DESCRIBE_S)
+        return SILENT_STORE if found is None else found
+
     def _time_out(self, flight: Flight) -> None:
         """Says who is missing: what the ranks have published, and who does not publish anything any more."""
         rank = self._transport.rank
-        found = self.store.call(lambda: self.reports.describe_missing(flight.header), DESCRIBE_S)
-        missing = SILENT_STORE if found is None else found
+        missing = self.describe_missing(flight.header)
         text = f"the deadline passed on rank {rank} ({flight.describe()}){missing}"
         self._settle(Failure("timeout", rank, text), 0.0)
 
@@ -130,27 +148,25 @@ class StreamWatchdog:
         while transport.failure is None and time.monotonic() < until:
             self._wake.wait(max(until - time.monotonic(), 0.0))
             self._wake.clear()
-        if transport.failure is None:
-            agreed = self.store.call(lambda: self.reports.board.publish(suspicion), STORE_TIMEOUT_S)
-            transport.learn(agreed or suspicion)
+        transport.agree(suspicion)
         self._abort()
 
     def _abort(self) -> None:
-        """Ends what the device is doing, tells the others, and lets go of everything."""
+        """Ends what the device is doing, and lets go of everything."""
         transport = self._transport
         failure = transport.failure
         with self._lock:
-            if failure is None or self._aborted:
+            if failure is None or self._is_aborting:
                 return
-            self._aborted = True
+            self._is_aborting = True
             flights, self._flights = self._flights, []
-        transport.lifeline_publish(failure)
-        self.store.tell(lambda: self.reports.board.publish(failure))
+            failed = self._failed = [each for each in flights if each.done() and not each.ended_well]
         transport.abort_communicator()
         for flight in flights:
             flight.end(well=False)
-        if flights and failure.kind != "closed":
-            _log.error("rank %d: %s failed: %s", transport.rank, name_collectives(flights), failure.text)
+        self._aborted.set()
+        if failed and failure.kind != "closed":
+            _log.error("rank %d: %s failed: %s", transport.rank, name_collectives(failed), failure.text)
 
     def _tick_store(self) -> float:
         if self._transport.failure is not None:

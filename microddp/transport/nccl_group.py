@@ -1,4 +1,4 @@
-"""One NCCL group: the calls that it is made of, worked out once, since programs enqueue the same ones again and again."""
+"""One NCCL group: its calls are worked out once, since programs enqueue the same groups again and again."""
 
 from __future__ import annotations
 

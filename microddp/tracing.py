@@ -219,7 +219,7 @@ def record() -> Iterator[Recorder]:
 
 def _profiler_is_on() -> bool:
     """Of the whole process; the public question answers for the calling thread only, and works run on others."""
-    return bool(torch_profiler._is_profiler_enabled)
+    return bool(getattr(torch_profiler, "_is_profiler_enabled", False))
 
 
 def _names(plan: Plan, header: Header, op: ReduceOp | None, types: tuple[LaneTypes, ...] | None) -> Names:

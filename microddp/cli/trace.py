@@ -27,7 +27,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = commands.add_parser(
         "trace",
         help="write the timeline of an all-reduce for Perfetto",
-        description="Runs an all-reduce on local ranks, once to warm up and once to be traced, and writes what each "
+        description="Runs an all-reduce on local ranks, twice to warm up and once to be traced, and writes what each "
         "rank did as a trace file for ui.perfetto.dev or chrome://tracing: its transfers, combines and waits, and "
         "arrows from sends to receives. On the CPU; docs/profiling.md has the recipes for GPUs.",
     )

@@ -16,7 +16,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 import microddp
 from bench.device.records import Context
 
-__all__ = ["Agenda", "connect", "device_of", "prepare", "rank_and_size"]
+__all__ = ["Agenda", "connect", "device_of", "prepare", "rank_and_size", "settle"]
 
 Item = TypeVar("Item")
 
@@ -45,18 +45,55 @@ def device_of(context: Context) -> torch.device:
     return torch.device("cpu") if context.stand_in else torch.device("cuda", 0)
 
 
-def connect(context: Context) -> Any:
-    """The communicator of this rank: over NCCL, or, on a stand-in, over Gloo."""
+@contextlib.contextmanager
+def connect(context: Context) -> Iterator[Any]:
+    """The communicator of this rank, closed at the end: over NCCL; without a device over its stand-in, or Gloo."""
     timeout = max(min(_TIMEOUT_S, context.left()), 1.0)
     started = time.monotonic()
-    if context.stand_in:
-        comm = microddp.init("gloo", timeout=timeout)
-    else:
-        torch.cuda.set_device(0)
-        options: dict[str, Any] = {"device": 0, "timeout": timeout}
-        comm = microddp.init("nccl", **options)
-    context.note("connected", {"seconds": time.monotonic() - started})
-    return comm
+    with contextlib.ExitStack() as stack:
+        if context.stand_in:
+            comm = stack.enter_context(_stand_in(context, timeout))
+        else:
+            torch.cuda.set_device(0)
+            comm = microddp.init("nccl", device=0, timeout=timeout)
+            stack.callback(comm.close)
+        context.note("connected", {"seconds": time.monotonic() - started, "transport": comm.transport_name})
+        yield comm
+
+
+@contextlib.contextmanager
+def _stand_in(context: Context, timeout: float) -> Iterator[Any]:
+    """CuPy's bindings over the tests' stand-in for NCCL, and streams of the CPU; Gloo where that cannot be built."""
+    try:
+        from tests.nccl.build import load_standin
+        from tests.nccl.standin_runtime import StandInRuntime
+
+        load_standin()
+    except (ImportError, RuntimeError, OSError) as error:
+        context.note("no stand-in for NCCL", str(error))
+        with microddp.init("gloo", timeout=timeout) as comm:
+            yield comm
+        return
+    from microddp.rendezvous import store_from_environment
+    from microddp.transport.nccl import NcclTransport
+
+    runtime = StandInRuntime()
+    try:
+        transport = NcclTransport(*store_from_environment(timeout), timeout=timeout, runtime=runtime)
+        with microddp.Communicator(transport, timeout=timeout) as comm:
+            yield comm
+    finally:
+        runtime.close()
+
+
+def settle(context: Context) -> None:
+    """Waits until the device has done everything. The CPU's streams are waited for by each call."""
+    if not context.stand_in:
+        torch.cuda.synchronize()
+
+
+class _BrokenError(Exception):
+    """A collective failed on some rank: the communicator is of no more use."""
 
 
 class Agenda:
@@ -73,22 +110,24 @@ class Agenda:
             os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), None, False, timeout=timedelta(seconds=seconds)
         )
         self._store = PrefixStore("agenda", client)
-        self._failures = 0
 
     def run(self, items: Iterable[Item], name: Callable[[Item], str], call: Callable[[Any, Item], str]) -> int:
         """Calls ``call(comm, item)`` for each; it returns "" or what is wrong. Returns how many were done."""
-        comm, count = connect(self._context), 0
-        try:
-            for number, item in enumerate(self._agreed(items)):
-                title = name(item)
-                self._context.step(title)
-                wrong, is_broken = self._attempt(comm, item, call)
-                self._context.check(title, not wrong, wrong)
-                count += 1
-                if self._anywhere(f"{number}/broken", is_broken):
-                    comm = self._reconnected(comm)
-        finally:
-            comm.close()
+        todo = self._agreed(items)
+        count, failures = 0, 0
+        while failures < _MAX_FAILURES:
+            with contextlib.suppress(_BrokenError), connect(self._context) as comm:
+                for number, item in todo:
+                    title = name(item)
+                    self._context.step(title)
+                    wrong, is_broken = self._attempt(comm, item, call)
+                    self._context.check(title, not wrong, wrong)
+                    count += 1
+                    if self._anywhere(f"{number}/broken", is_broken):
+                        raise _BrokenError
+                return count
+            failures += 1
+        self._context.note("given up", f"after {failures} collectives that failed in flight")
         return count
 
     def _attempt(self, comm: Any, item: Item, call: Callable[[Any, Item], str]) -> tuple[str, bool]:
@@ -97,15 +136,7 @@ class Agenda:
         except Exception as error:
             return f"{type(error).__name__}: {error}".partition("\n")[0], True
 
-    def _reconnected(self, comm: Any) -> Any:
-        self._failures += 1
-        with contextlib.suppress(Exception):
-            comm.close()
-        if self._failures >= _MAX_FAILURES:
-            raise RuntimeError("given up after two collectives that failed in flight")
-        return connect(self._context)
-
-    def _agreed(self, items: Iterable[Item]) -> Iterator[Item]:
+    def _agreed(self, items: Iterable[Item]) -> Iterator[tuple[int, Item]]:
         for number, item in enumerate(items):
             key = f"{number}/go"
             if self.rank == 0:
@@ -113,7 +144,7 @@ class Agenda:
             if self._store.get(key) != b"yes":
                 self._context.note("left out for lack of time", f"all from item {number} on")
                 return
-            yield item
+            yield number, item
 
     def _anywhere(self, key: str, here: bool) -> bool:
         """Whether it is so on any rank."""

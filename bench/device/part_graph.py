@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 
 import microddp
-from bench.device.joint import Agenda
+from bench.device.joint import Agenda, device_of, settle
 from bench.device.records import Context
 from bench.device.team import World, run_job
 from microddp.cli.bench_data import contribution, expected, num_wrong
@@ -18,6 +18,8 @@ __all__ = ["job", "prepare", "run"]
 _JOB: Final = "bench.device.part_graph:job"
 _NUMEL: Final = 100_003
 _REPLAYS: Final = 4
+_MODES: Final = {"user": "global", "user, of its thread": "thread_local"}
+"""How a user's capture treats what other threads do meanwhile: torch's default, and the mild way."""
 
 
 def prepare(context: Context) -> list[World]:
@@ -35,24 +37,26 @@ def run(context: Context) -> None:
 def job(context: Context) -> None:
     """On each rank: every algorithm both ways."""
     names = microddp.algorithm_names("all_reduce")
-    items = [(name, way) for name in names for way in ("library", "user")]
-    Agenda(context).run(items, lambda item: f"{item[0]} by the {item[1]}", _replayed)
+    ways = ("library",) if context.stand_in else ("library", *_MODES)
+    items = [(name, way) for way in ways for name in names]
+    agenda = Agenda(context)
+    agenda.run(items, lambda item: f"{item[0]} by the {item[1]}", lambda comm, item: _replayed(context, comm, item))
 
 
-def _replayed(comm: Any, item: tuple[str, str]) -> str:
+def _replayed(context: Context, comm: Any, item: tuple[str, str]) -> str:
     algorithm, way = item
-    x = torch.zeros(_NUMEL, device="cuda")
+    x = torch.zeros(_NUMEL, device=device_of(context))
     comm.all_reduce(x, algorithm=algorithm)  # connects, compiles and allocates: none of that may happen in a capture
-    torch.cuda.synchronize()
+    settle(context)
     if way == "library":
         captured = comm.capture_all_reduce(x, "sum", algorithm=algorithm)
         try:
             return _differs(comm, x, captured.replay)
         finally:
-            torch.cuda.synchronize()
+            settle(context)
             captured.close()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+    with torch.cuda.graph(graph, capture_error_mode=_MODES[way]):
         comm.all_reduce(x, algorithm=algorithm)
     try:
         return _differs(comm, x, graph.replay)

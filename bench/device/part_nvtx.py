@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import torch
 
-from bench.device.joint import Agenda
+from bench.device.joint import Agenda, device_of, settle
 from bench.device.records import Context
 from bench.device.team import World, run_job
 
@@ -36,18 +36,19 @@ def job(context: Context) -> None:
 
 def _profiled(context: Context, comm: Any) -> str:
     """One all-reduce under the profiler."""
-    x = torch.ones(_NUMEL, device="cuda")
+    x = torch.ones(_NUMEL, device=device_of(context))
     comm.all_reduce(x, algorithm="ring")
-    torch.cuda.synchronize()
-    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    settle(context)
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    activities += [] if context.stand_in else [torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profile:
         comm.all_reduce(x, algorithm="ring")
-        torch.cuda.synchronize()
+        settle(context)
     events = list(profile.events() or ())
     names = sorted({str(each.name) for each in events})
     ranges = [name for name in names if name.startswith(_RANGE)]
     on_gpu = sorted({str(each.name) for each in events if "CUDA" in str(getattr(each, "device_type", ""))})
-    context.note("ranges", ranges[:_MAX_NAMES])
+    context.note("ranges", [name for name in names if not name.startswith("aten::")][:_MAX_NAMES])
     context.note("on the GPU", on_gpu[:_MAX_NAMES])
     context.check("a range of the whole all_reduce", any("all_reduce" in name for name in ranges), f"{names[:8]}")
     if comm.world_size > 1:

@@ -43,11 +43,18 @@ def run(context: Context) -> None:
             if following is not None:
                 world, following = following, None
     world.close()
-    context.summary(f"{'gloo on the CPU' if context.stand_in else way}: {'; '.join(texts)}")
+    over = f"{_transport(outcomes)} on the CPU" if context.stand_in else f"nccl, {way}"
+    context.summary(f"{over}: {'; '.join(texts)}")
 
 
 def _are_connected(outcomes: list[Outcome]) -> bool:
     return all(any(each["name"] == "connected" for each in outcome.of("note")) for outcome in outcomes)
+
+
+def _transport(outcomes: list[Outcome]) -> str:
+    notes = (each["value"] for each in outcomes[0].of("note") if each["name"] == "connected")
+    name = next((each["transport"] for each in notes), "nothing")
+    return "NCCL's stand-in" if name == "nccl" else str(name)
 
 
 def _second_way(context: Context, first: list[Outcome]) -> tuple[list[Outcome], str]:

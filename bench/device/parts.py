@@ -41,9 +41,9 @@ PARTS: Final = (
     _part("self_exchange", 14, "one rank's NCCL send and receive to itself by CuPy's bindings; streams, graphs"),
     _part("launchers", 40, "compiled kernels against the eager launcher, bit for bit", True, needs_device=False),
     _part("ranks", 32, "2, 3 and 4 ranks on one GPU: algorithms, types, torch and CuPy", True, needs_device=False),
-    _part("graph", 12, "capture_all_reduce, and all_reduce captured by the user", True),
+    _part("graph", 12, "capture_all_reduce, and all_reduce captured by the user", True, needs_device=False),
     _part("streams", 10, "the caller's stream is waited on; temporaries that are freed early", True),
     _part("bandwidth", 18, "GB/s of the kernels beside a device-to-device copy and torch.add", is_timing=True),
     _part("host", 12, "host time of an all_reduce, with and without a graph", True, is_timing=True),
-    _part("nvtx", 10, "the ranges that torch's profiler sees", True),
+    _part("nvtx", 10, "the ranges that torch's profiler sees", True, needs_device=False),
 )

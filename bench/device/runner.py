@@ -18,7 +18,7 @@ NO_FIGURE: Final = "no figure without a device"
 _RESERVE_S: Final = 2.0  # for killing the last part, and for the table
 _MARGIN: Final = 0.88
 """Of its time a part is told so much: the rest is for ending."""
-_EXIT_S: Final = 8.0
+_EXIT_S: Final = 5.0
 _READY_SHARE: Final = 0.4
 
 

@@ -34,7 +34,7 @@ def table_of(results: Sequence[Result], stand_in: bool, total_s: float) -> str:
             name, status, seconds = (
                 (result.part.name, result.outcome.status, f"{result.seconds:.1f}") if not number else ("", "", "")
             )
-            lines.append(f"{name:<{_NAME}} {status:<{_STATUS}} {seconds:>{_SECONDS}} {line}".rstrip())
+            lines.append(f"{name:<{_NAME}.{_NAME}} {status:<{_STATUS}} {seconds:>{_SECONDS}} {line}".rstrip())
     return "\n".join([*lines, rule])
 
 

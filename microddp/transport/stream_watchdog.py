@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 __all__ = ["StreamWatchdog"]
 
 _BUSY_S: Final = 0.02
+_REMOTE_ERROR: Final = 6
 _REASON_GRACE_S: Final = 0.3
-"""How long an error of NCCL waits for a better explanation: the rank that caused it says why."""
+"""How long NCCL's error that a peer is gone waits for a better explanation: the rank that caused it says why."""
 
 _log = logging.getLogger("microddp")
 
@@ -124,7 +125,8 @@ class StreamWatchdog:
         except Exception as error:
             text = describe_nccl_error(error) or f"{type(error).__name__}: {error}"
             what = f"{flight.describe()}: {text}" if flight is not None else f"rank {transport.rank}: {text}"
-            self._settle(Failure("lost", transport.rank, what), _REASON_GRACE_S)
+            is_effect = getattr(error, "status", None) == _REMOTE_ERROR
+            self._settle(Failure("lost", transport.rank, what), _REASON_GRACE_S if is_effect else 0.0)
             return
         if time.monotonic() >= flight.deadline:
             self._time_out(flight)

@@ -96,6 +96,7 @@ class NcclTransport(StreamTransport):
         self._edges: set[tuple[int, bool]] = set()
         self._set_up(store, timeout, device, runtime, api, address)
         self.device_types = (self.runtime.device.type,)
+        self._store = store  # which may hold the server that all ranks use
         # Connections of its own: a store's calls wait for each other.
         board = StreamBoard(clone(store), rank, world_size)
         self.reports = StreamReports(board, watchdog_period)

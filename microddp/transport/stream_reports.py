@@ -25,6 +25,8 @@ IDLE_S: Final = 0.25
 _SILENCE_S: Final = 0.7
 """A rank that publishes nothing for so long, while it should, does not run."""
 
+_PLURALS: Final = {"is": "are", "has": "have", "does": "do"}
+
 
 class StreamReports:
     """One rank's side of the board.
@@ -78,7 +80,9 @@ class StreamReports:
         groups: dict[str, list[int]] = {}
         for rank in others:
             groups.setdefault(_describe(before[rank], after[rank], header.sequence), []).append(rank)
-        texts = [f"{name_ranks(ranks)} {text}" for text, ranks in sorted(groups.items())]
+        texts = [
+            f"{name_ranks(ranks)} {_plural(text) if ranks[1:] else text}" for text, ranks in sorted(groups.items())
+        ]
         return "".join(f"; {text}" for text in texts)
 
     def meet(self, header: Header, ask: bool) -> dict[int, Header] | None:
@@ -151,3 +155,8 @@ def _describe(before: Progress, after: Progress, sequence: int) -> str:
     if after.doing < sequence:
         return f"is still in collective {after.doing}"
     return "is in it" if after.step is None else f"is in step {after.step}"
+
+
+def _plural(text: str) -> str:
+    verb, _, rest = text.partition(" ")
+    return f"{_PLURALS.get(verb, verb)} {rest}"

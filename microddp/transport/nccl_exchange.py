@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from microddp.errors import ClosedError, TransportError
 from microddp.transport.base import Header, Transfer
-from microddp.transport.nccl_api import describe_nccl_error
+from microddp.transport.nccl_api import MISUSE, describe_nccl_error
 from microddp.transport.nccl_group import PreparedGroup
+from microddp.transport.nccl_setup import explanation
 from microddp.transport.stream import StreamExchange, Ticket
 
 if TYPE_CHECKING:
@@ -221,8 +222,10 @@ class NcclExchange(StreamExchange):
             return ClosedError(f"{self._context(group)}: the transport was closed meanwhile")
         if text is None and transport.failure is None:
             return error
-        if transport.failure is not None:
-            return transport.failure.exception(self._context(group))
+        is_misuse = getattr(error, "status", None) in MISUSE  # this rank's own fault
+        failure = transport.failure if is_misuse else explanation(lambda: transport.failure)
+        if failure is not None:
+            return failure.exception(self._context(group))
         return TransportError(f"{self._context(group)}: {text}")
 
     def _context(self, group: PreparedGroup) -> str:

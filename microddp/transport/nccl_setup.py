@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from microddp.device import DeviceRuntime
     from microddp.transport.nccl import NcclTransport
 
-__all__ = ["Setup", "connect", "end_bounded"]
+__all__ = ["Setup", "connect", "end_bounded", "explanation"]
 
 _POLL_S: Final = 0.005
 _ID_NBYTES: Final = 128
 _END_S: Final = 2.0
-_REASON_GRACE_S: Final = 0.5
+_REASON_GRACE_S: Final = 0.4
 
 
 def run_bounded(task: Callable[[], Any], deadline: float, give_up: Callable[[], Failure | None], what: str) -> Any:
@@ -194,13 +194,16 @@ class Setup:
 
     def _lost_store(self, meanwhile: str) -> Failure:
         """Why the store is gone: a rank that died with it, if the lifeline stands and says so."""
-        until = time.monotonic() + _REASON_GRACE_S
-        while time.monotonic() < until:
-            failure = self._heard()
-            if failure is not None:
-                return failure
-            time.sleep(_POLL_S)
-        return Failure("lost", self._rank, f"rank {self._rank} lost its connection to the store; {meanwhile}")
+        text = f"rank {self._rank} lost its connection to the store; {meanwhile}"
+        return explanation(self._heard) or Failure("lost", self._rank, text)
+
+
+def explanation(heard: Callable[[], Failure | None]) -> Failure | None:
+    """Waits a moment for a better reason than that something broke: the rank that caused it, or its death, says why."""
+    until = time.monotonic() + _REASON_GRACE_S
+    while heard() is None and time.monotonic() < until:
+        time.sleep(_POLL_S)
+    return heard()
 
 
 def connect(transport: NcclTransport, edges: Sequence[tuple[int, bool]], deadline: float) -> None:
@@ -219,6 +222,9 @@ def connect(transport: NcclTransport, edges: Sequence[tuple[int, bool]], deadlin
         text = f"the deadline passed on rank {transport.rank}, connecting with {peers}{missing}"
         raise transport.agree(Failure("timeout", transport.rank, text)).exception(what) from None
     except TransportError as error:
+        failure = explanation(lambda: transport.failure)
+        if failure is not None:
+            raise failure.exception(what) from error
         transport.abort(error)
         raise
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import time
@@ -105,6 +106,13 @@ def values() -> torch.Tensor:
     return torch.ones(NUMEL)
 
 
+def has_failed(comm: Communicator) -> bool:
+    """Whether its transport knows of a failure."""
+    transport = comm._transport
+    assert isinstance(transport, NcclTransport)
+    return transport.failure is not None
+
+
 def fall(
     seat: Seat, algorithm: str, victim: int, how: str, groups: int, timeout: float, hosts: bool, idle: int
 ) -> None:
@@ -123,4 +131,125 @@ def fall(
         with seat.reporting():
             seat.report("calls")
             comm.all_reduce(values(), algorithm=algorithm)
+            comm.synchronize()
+
+
+def next_call_of_the_idle(seat: Seat, victim: int) -> None:
+    """``victim`` dies while all others are elsewhere; then they call."""
+    with seat.communicator(20.0) as comm:
+        comm.all_reduce(values(), algorithm="ring")
+        comm.synchronize()
+        comm.barrier()
+        if seat.rank == victim:
+            strike(seat, "kill")
+        deadline = time.monotonic() + SETUP_S
+        while not has_failed(comm) and time.monotonic() < deadline:
+            time.sleep(0.001)
+        seat.report("knows")
+        with seat.reporting():
+            comm.all_reduce(values(), algorithm="ring")
+
+
+def endless(seat: Seat, algorithm: str) -> None:
+    """Collectives one after the other, until something happens to some rank from outside."""
+    with seat.communicator(20.0) as comm:
+        tensor = values()
+        comm.all_reduce(tensor, algorithm=algorithm)
+        comm.synchronize()
+        seat.report("running")
+        with seat.reporting():
+            while True:
+                comm.all_reduce(tensor, algorithm=algorithm)
+                comm.all_reduce(tensor, algorithm=algorithm)
+                comm.synchronize()
+
+
+def never_comes(seat: Seat, absent: int, known: bool, timeout: float) -> None:
+    """``absent`` never calls the collective, which is ``known`` or new to all."""
+    with seat.communicator(timeout) as comm:
+        comm.all_reduce(values(), algorithm="ring")
+        comm.synchronize()
+        if seat.rank == absent:
+            seat.hear()
+        algorithm = "ring" if known else "direct"
+        with seat.reporting():
+            seat.report("calls")
+            comm.all_reduce(values(), algorithm=algorithm)
+            comm.synchronize()
+
+
+def paused(seat: Seat, calls: int) -> None:
+    """Many collectives, while the test stops and continues a rank: right results, no error."""
+    with seat.communicator(20.0) as comm:
+        seat.report("running")
+        for call in range(calls):
+            tensor = torch.full((NUMEL,), float(seat.rank + call))
+            comm.all_reduce(tensor, algorithm="ring")
+            comm.synchronize()
+            total = sum(rank + call for rank in range(seat.world_size))
+            assert bool((tensor == total).all())
+            if call == calls // 4:
+                seat.report("a quarter")
+    seat.report("done")
+
+
+def computes(seat: Seat, busy: int, seconds: float) -> None:
+    """Rank ``busy`` is in C for so long, with the interpreter's lock held; the others wait for it."""
+    with seat.communicator(20.0) as comm:
+        comm.all_reduce(values(), algorithm="ring")
+        comm.synchronize()
+        tensor = values()
+        if seat.rank == busy:
+            ctypes.PyDLL(None).usleep(int(seconds * 1e6))  # a PyDLL's functions keep the lock
+        comm.all_reduce(tensor, algorithm="ring")
+        comm.synchronize()
+        assert bool((tensor == seat.world_size).all())
+    seat.report("done")
+
+
+def leaves(seat: Seat, how: str) -> None:
+    """Ends in one of several ways, never waiting for a pending collective."""
+    comm = seat.communicator(20.0)
+    comm.all_reduce(values(), algorithm="ring")
+    comm.synchronize()
+    comm.barrier()
+    seat.report("leaves")
+    if how in ("close", "twice") or (how == "one closes" and seat.rank == 0):
+        comm.close()
+    if how == "twice":
+        comm.close()
+    if how == "pending":
+        comm.all_reduce(values(), algorithm="ring", async_op=True)
+    if how == "half pending" and seat.rank == 0:
+        comm.all_reduce(values(), algorithm="ring", async_op=True)
+    if how == "failed":
+        comm.barrier() if seat.rank else comm._transport.abort(RuntimeError("enough"))
+    if how == "interrupt":
+        raise KeyboardInterrupt
+    raise SystemExit(0)
+
+
+def raises_inside(seat: Seat, culprit: int) -> None:
+    """The user's code of one rank raises within ``with comm``; the others are in a collective."""
+    with seat.communicator(20.0) as comm:
+        comm.all_reduce(values(), algorithm="ring")
+        comm.synchronize()
+        if seat.rank == culprit:
+            seat.report("struck")
+            raise RuntimeError("the user's own")
+        with seat.reporting():
+            comm.all_reduce(values(), algorithm="ring")
+            comm.synchronize()
+
+
+def closes_early(seat: Seat, early: int, known: bool) -> None:
+    """Rank ``early`` closes in order; the others call a collective that is known, or new."""
+    with seat.communicator(20.0) as comm:
+        comm.all_reduce(values(), algorithm="ring")
+        comm.synchronize()
+        if seat.rank == early:
+            seat.report("struck")
+            return
+        with seat.reporting():
+            comm.all_reduce(values(), algorithm="ring" if known else "direct")
             comm.synchronize()

@@ -6,6 +6,7 @@ Python's own shutdown, so that its exit code, what it prints and how long it tak
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import json
@@ -52,11 +53,22 @@ class Rank:
     def tell(self, what: str) -> None:
         self.connection.send(what)
 
+    def __post_init__(self) -> None:
+        self._process = os.pidfd_open(self.pid)  # a number may be another process's once this one is gone
+
     def signal(self, number: signal.Signals) -> float:
-        """Sends it a signal; returns when."""
-        if self.pid not in self._zygote.exits:
-            os.kill(self.pid, number)
+        """Sends it a signal, unless it is gone; returns when."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._process, number)
         return time.monotonic()
+
+    def close(self) -> None:
+        """Kills it, if need be, and lets go of it."""
+        self.signal(signal.SIGKILL)
+        self.exit()
+        os.close(self._process)
+        self.connection.close()
+        self.output.close()
 
     def wait_for(self, name: str, limit_s: float = LIMIT_S) -> tuple[Any, float]:
         """The value and the time of its first report of that name."""
@@ -120,9 +132,7 @@ class Zygote:
             for each in ranks:
                 each.signal(signal.SIGKILL)
             for each in ranks:
-                each.exit()
-                each.connection.close()
-                each.output.close()
+                each.close()
 
     def exit_of(self, pid: int, limit_s: float) -> tuple[int, float]:
         deadline = time.monotonic() + limit_s

@@ -40,6 +40,7 @@ def run(context: Context) -> None:
         _take_over(context, number, outcome)
     done = [check for outcome in outcomes for check in checks_of(outcome.records)]
     wrong = [check for check in done if not check["ok"]]
+    context.check("something was compared", bool(done))
     pair = "interpreter against eager" if context.stand_in else "compiled against eager"
     context.summary(f"{pair}: {len(done)} of {total} done, {len(wrong)} wrong, {len(outcomes)} processes")
     for check in wrong[:_SHOWN]:

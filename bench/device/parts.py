@@ -18,7 +18,8 @@ class Part:
         weight: its share of the time, relative to those of the parts that are still to come.
         title: what it shows, for ``--help``.
         prepare: "module:function", called before its time starts, perhaps while another part runs.
-        needs_device: there is nothing of it to show without one.
+        needs_device: it says so where there is none.
+        stands_in: on a stand-in it shows that its code runs.
         is_timing: what others do at the same time would show in its figures.
     """
 
@@ -28,6 +29,7 @@ class Part:
     title: str
     prepare: str = ""
     needs_device: bool = True
+    stands_in: bool = False
     is_timing: bool = False
 
 
@@ -37,13 +39,13 @@ def _part(name: str, weight: float, title: str, prepares: bool = False, **more: 
 
 
 PARTS: Final = (
-    _part("environment", 16, "versions, GPU, and one compiled kernel", needs_device=False),
+    _part("environment", 16, "versions, GPU, and one compiled kernel", needs_device=False, stands_in=True),
     _part("self_exchange", 14, "one rank's NCCL send and receive to itself by CuPy's bindings; streams, graphs"),
-    _part("launchers", 40, "compiled kernels against the eager launcher, bit for bit", True, needs_device=False),
-    _part("ranks", 32, "2, 3 and 4 ranks on one GPU: algorithms, types, torch and CuPy", True, needs_device=False),
-    _part("graph", 12, "capture_all_reduce, and all_reduce captured by the user", True, needs_device=False),
+    _part("launchers", 40, "compiled kernels against the eager launcher, bit for bit", True, stands_in=True),
+    _part("ranks", 32, "2, 3 and 4 ranks on one GPU: algorithms, types, torch and CuPy", True, stands_in=True),
+    _part("graph", 12, "capture_all_reduce, and all_reduce captured by the user", True, stands_in=True),
     _part("streams", 10, "the caller's stream is waited on; temporaries that are freed early", True),
     _part("bandwidth", 18, "GB/s of the kernels beside a device-to-device copy and torch.add", is_timing=True),
     _part("host", 12, "host time of an all_reduce, with and without a graph", True, is_timing=True),
-    _part("nvtx", 10, "the ranges that torch's profiler sees", True, needs_device=False),
+    _part("nvtx", 10, "the ranges that torch's profiler sees", True, stands_in=True),
 )

@@ -53,7 +53,8 @@ class Child:
             function: "module:function", called with a ``Context``.
             folder: of this run.
             prepare: the same, called before it is told to go.
-            stand_in, needs_device: see ``Context``; a part that needs a device says so where there is none.
+            stand_in: see ``Context``.
+            needs_device: it says so where there is none, unless on a stand-in.
             env: variables beside this process's own.
             own_session: ``kill`` ends all that it has started too.
         """

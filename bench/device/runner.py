@@ -64,7 +64,7 @@ def run_parts(
 
 
 def _runs(part: Part, stand_in: bool) -> bool:
-    return not (stand_in and part.needs_device)
+    return part.stands_in or not stand_in
 
 
 def _start(part: Part, folder: Path, stand_in: bool) -> Child:

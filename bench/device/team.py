@@ -61,7 +61,8 @@ class Team:
     def run(self, seconds: float, **options: Any) -> list[Outcome]:
         """Has them all work and returns how it went, in order; ends those that do not end in time."""
         deadline = time.monotonic() + seconds
-        wait_until(lambda: all(each.is_ready() for each in self.children), deadline)
+        if not wait_until(lambda: all(each.is_ready() for each in self.children), deadline):
+            return self.close()
         left = max(deadline - time.monotonic(), 0.0)
         for number, child in enumerate(self.children):
             child.go(min(left * 0.9, left - _END_S), number=number, count=len(self.children), **options)

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -210,6 +211,8 @@ def test_the_first_round_is_not_counted() -> None:
     found = medians_us({"one": run("one"), "two": run("two")}, 3, float("inf"), CPU)
     assert order == [(name, number) for number in range(4) for name in ("one", "two")]
     assert set(found) == {"one", "two"}
+    slow_at_first = medians_us({"it": lambda number: time.sleep(0.0 if number else 0.1)}, 1, float("inf"), CPU)
+    assert slow_at_first["it"] < 40_000
 
 
 def test_a_check_of_ranks_is_right_only_if_it_is_on_all_of_them(tmp_path: Path) -> None:

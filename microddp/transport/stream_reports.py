@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from microddp.transport.base import Header
@@ -22,6 +23,7 @@ SILENT_STORE: Final = "; the store does not answer: its host may be stopped"
 
 BUSY_S: Final = 0.1
 IDLE_S: Final = 0.25
+_LOOKED_AT: Final = 8
 _SILENCE_S: Final = 0.7
 """A rank that publishes nothing for so long, while it should, does not run."""
 
@@ -34,28 +36,30 @@ class StreamReports:
     Attributes:
         board: the keys.
         history: what this rank has called; written by the caller's thread.
+        is_alarmed: something is wrong with the oldest collective, so that its header is compared at once.
     """
 
     def __init__(self, board: StreamBoard, period: float) -> None:
         """``period``: a collective that takes longer, in seconds, has its header compared with all ranks'."""
         self.board, self.history = board, History()
+        self.is_alarmed = False
         self._period = period
         self._progress = Progress()
         self._last: Flight | None = None
         self._asked = -1  # the last sequence that this rank asked for because it was stuck
 
-    def tick(self, flight: Flight | None) -> tuple[Failure | None, float]:
+    def tick(self, flights: Sequence[Flight]) -> tuple[Failure | None, float]:
         """Does what is due; returns a failure, if there is one, and after how many seconds to come again.
 
         Args:
-            flight: the oldest collective that has not ended.
+            flights: the collectives that are not known to have ended, in order.
         """
-        board = self.board
+        board, flight = self.board, flights[0] if flights else None
         board.answer(self.history)
         self._publish(flight)
-        failure = board.failure()
-        if failure is None and flight is not None:
-            failure = board.rejection(flight.header.sequence)
+        # Not of the first only: NCCL's error in a later one can keep it from being known to have ended.
+        refusals = (board.rejection(each.header.sequence) for each in flights[:_LOOKED_AT])
+        failure = board.failure() or next(filter(None, refusals), None)
         return failure or self._compare(flight), IDLE_S if flight is None else BUSY_S
 
     def close(self) -> None:
@@ -113,7 +117,7 @@ class StreamReports:
         board = self.board
         neighbour = board.progress((board.rank - 1) % board.world_size)
         differs = self.history.disagreement(neighbour.recent)
-        is_stuck = flight is not None and time.monotonic() - flight.since >= self._period
+        is_stuck = flight is not None and (self.is_alarmed or time.monotonic() - flight.since >= self._period)
         failure = None
         if differs is not None:
             failure = self._compare_headers(differs, f"the ranks have called other collectives before number {differs}")

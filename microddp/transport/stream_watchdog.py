@@ -27,7 +27,7 @@ __all__ = ["StreamWatchdog"]
 
 _BUSY_S: Final = 0.02
 _REMOTE_ERROR: Final = 6
-_REASON_GRACE_S: Final = 0.3
+_REASON_GRACE_S: Final = 0.5
 """How long NCCL's error that a peer is gone waits for a better explanation: the rank that caused it says why."""
 
 _log = logging.getLogger("microddp")
@@ -173,7 +173,7 @@ class StreamWatchdog:
     def _tick_store(self) -> float:
         if self._transport.failure is not None:
             return 1.0
-        failure, delay = self.reports.tick(self.oldest())
+        failure, delay = self.reports.tick(self.unfinished())
         if failure is not None:
             self._transport.learn(self.reports.board.publish(failure))
         return delay

@@ -49,7 +49,7 @@ class Played:
 
 
 def jobs_for(world_size: int, *, is_full: bool, shift: int = 0) -> list[Job]:
-    """Sizes, layouts, ``out``, asynchronous calls and special values in turn, out of step with each other and SLICES."""
+    """Sizes, layouts, ``out``, asynchronous calls and special values in turn, out of step with each other."""
     return [
         Job(
             cell,

@@ -1,4 +1,4 @@
-"""Faults between the NCCL transport and CuPy's bindings are found by name; without them, its calls keep NCCL's rules."""
+"""Faults between the NCCL transport and CuPy's bindings are found by name; without them its calls keep NCCL's rules."""
 
 from __future__ import annotations
 

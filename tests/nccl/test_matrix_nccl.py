@@ -186,6 +186,6 @@ def test_a_wrong_bit_or_byte_is_seen(standin: ctypes.CDLL) -> None:
         check_all(jobs, played, threads)
     first.view(torch.uint8)[0] ^= 1
     sent, received = played[0].moved
+    wrong = Played(played[0].outcomes, played[0].counted, (sent + 1, received), 0.0)
     with pytest.raises(AssertionError, match="rank 0 counted"):
-        wrong = Played(played[0].outcomes, played[0].counted, (sent + 1, received), 0.0)
         check_all(jobs, [wrong, played[1]], threads)

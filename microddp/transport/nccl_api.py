@@ -9,16 +9,13 @@ import torch
 
 from microddp.errors import TransportError
 
-__all__ = ["MAX_GROUP", "MISUSE", "UINT8", "describe_nccl_error", "load_nccl"]
+__all__ = ["MAX_GROUP", "UINT8", "describe_nccl_error", "load_nccl"]
 
 UINT8: Final = 1
 """``ncclUint8``: transfers are bytes, so that every element type travels."""
 
 MAX_GROUP: Final = 256
 """The most transfers in one NCCL group; larger ones were seen to hang (NVIDIA/nccl#2130)."""
-
-MISUSE: Final = (4, 5)
-"""The results of calls that NCCL refuses."""
 
 _MEANINGS: Final = {
     1: "a CUDA call failed",

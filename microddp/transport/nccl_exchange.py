@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from microddp.errors import ClosedError, TransportError
 from microddp.transport.base import Header, Transfer
-from microddp.transport.nccl_api import MISUSE, describe_nccl_error
+from microddp.transport.nccl_api import describe_nccl_error
 from microddp.transport.nccl_group import PreparedGroup
 from microddp.transport.nccl_setup import explanation
 from microddp.transport.stream import StreamExchange, Ticket
@@ -222,8 +222,8 @@ class NcclExchange(StreamExchange):
             return ClosedError(f"{self._context(group)}: the transport was closed meanwhile")
         if text is None and transport.failure is None:
             return error
-        is_misuse = getattr(error, "status", None) in MISUSE  # this rank's own fault
-        failure = transport.failure if is_misuse else explanation(lambda: transport.failure)
+        # What was enqueued before may have failed, and NCCL says so only now.
+        failure = explanation(lambda: transport.failure)
         if failure is not None:
             return failure.exception(self._context(group))
         return TransportError(f"{self._context(group)}: {text}")

@@ -30,7 +30,7 @@ __all__ = ["Setup", "connect", "end_bounded", "explanation"]
 _POLL_S: Final = 0.005
 _ID_NBYTES: Final = 128
 _END_S: Final = 2.0
-_REASON_GRACE_S: Final = 0.4
+_REASON_GRACE_S: Final = 0.6
 
 
 def run_bounded(task: Callable[[], Any], deadline: float, give_up: Callable[[], Failure | None], what: str) -> Any:

@@ -155,7 +155,7 @@ def _describe(before: Progress, after: Progress, sequence: int) -> str:
     if after.sequence < sequence:
         return "has not entered it"
     if after.doing is None or after.doing > sequence:
-        return "has ended it"
+        return "has ended it" if after.sequence > sequence else "has entered it"
     if after.doing < sequence:
         return f"is still in collective {after.doing}"
     return "is in it" if after.step is None else f"is in step {after.step}"

@@ -27,8 +27,9 @@ __all__ = ["StreamWatchdog"]
 
 _BUSY_S: Final = 0.02
 _REMOTE_ERROR: Final = 6
-_REASON_GRACE_S: Final = 0.5
-"""How long NCCL's error that a peer is gone waits for a better explanation: the rank that caused it says why."""
+_CAUSE_GRACE_S, _EFFECT_GRACE_S = 0.4, 0.7
+"""How long an error of NCCL waits for a better explanation: of a rank whose collective does not fit, or, longer, where
+the error only says that a peer is gone, of the rank that caused that."""
 
 _log = logging.getLogger("microddp")
 
@@ -125,11 +126,18 @@ class StreamWatchdog:
         except Exception as error:
             text = describe_nccl_error(error) or f"{type(error).__name__}: {error}"
             what = f"{flight.describe()}: {text}" if flight is not None else f"rank {transport.rank}: {text}"
+            if flight is not None:
+                self._alarm(flight)
             is_effect = getattr(error, "status", None) == _REMOTE_ERROR
-            self._settle(Failure("lost", transport.rank, what), _REASON_GRACE_S if is_effect else 0.0)
+            self._settle(Failure("lost", transport.rank, what), _EFFECT_GRACE_S if is_effect else _CAUSE_GRACE_S)
             return
         if time.monotonic() >= flight.deadline:
             self._time_out(flight)
+
+    def _alarm(self, flight: Flight) -> None:
+        """Has the headers compared at once."""
+        self.reports.is_alarmed = True
+        self.store.tell(lambda: self.reports.tick([flight]))
 
     def describe_missing(self, header: Header) -> str:
         """Who is missing in a collective, as the end of a sentence. Takes most of a second."""

@@ -55,7 +55,7 @@ class Seat:
 
     def transport(self, **options: Any) -> NcclTransport:
         options.setdefault("timeout", SETUP_S)
-        options.setdefault("runtime", StandInRuntime())
+        options.setdefault("runtime", StandInRuntime(blocking=False))  # a caller's host does not wait, as on a GPU
         return NcclTransport(PrefixStore("faults", self.store()), self.rank, self.world_size, address=HOST, **options)
 
     def communicator(self, timeout: float, **options: Any) -> Communicator:
@@ -113,10 +113,8 @@ def has_failed(comm: Communicator) -> bool:
     return transport.failure is not None
 
 
-def fall(
-    seat: Seat, algorithm: str, victim: int, how: str, groups: int, timeout: float, hosts: bool, idle: int
-) -> None:
-    """``victim`` falls in mid-collective; ``idle`` (-1: no rank) is elsewhere meanwhile, and calls when told to."""
+def fall(seat: Seat, algorithm: str, victim: int, how: str, groups: int, timeout: float, hosts: bool) -> None:
+    """``victim`` falls in mid-collective, before it begins its group number ``groups``."""
     seat.hosts_store = hosts
     api = Saboteur(lambda: strike(seat, how))
     with seat.communicator(timeout, api=api) as comm:
@@ -125,9 +123,8 @@ def fall(
         comm.barrier()
         if seat.rank == victim:
             api.arm(groups)
-        if seat.rank == idle:
-            seat.report("idle")
-            seat.hear()
+        if seat.rank == victim:
+            seat.hear()  # that all others have called
         with seat.reporting():
             seat.report("calls")
             comm.all_reduce(values(), algorithm=algorithm)

@@ -6,6 +6,7 @@ Python's own shutdown, so that its exit code, what it prints and how long it tak
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import importlib
@@ -23,10 +24,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import IO, Any
+from unittest import mock
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-__all__ = ["HOST", "LIMIT_S", "QUIET", "Rank", "Zygote", "zygote"]
+from tests.transport.gloo_pool import QUICK_NAMES
+
+__all__ = ["HOST", "LIMIT_S", "QUIET", "Rank", "Zygote", "new_server", "zygote"]
 
 HOST = "127.0.0.1"
 LIMIT_S = 30.0  # nothing that a rank does takes so long
@@ -105,7 +109,7 @@ class Zygote:
         command = [sys.executable, "-W", "error::ResourceWarning", "-m", __name__, str(theirs.fileno())]
         with theirs:
             self._process = subprocess.Popen(
-                command, pass_fds=[theirs.fileno()], env={**os.environ, **env}, stdin=subprocess.DEVNULL
+                command, pass_fds=[theirs.fileno()], env={**os.environ, **QUICK_NAMES, **env}, stdin=subprocess.DEVNULL
             )
 
     def close(self) -> None:
@@ -115,18 +119,24 @@ class Zygote:
 
     @contextmanager
     def ranks(
-        self, body: Callable[..., object], world_size: int, *args: Any, env: dict[str, str] | None = None
+        self,
+        body: Callable[..., object],
+        world_size: int,
+        *args: Any,
+        env: dict[str, str] | None = None,
+        hurry: bool = False,
     ) -> Iterator[list[Rank]]:
         """``body(seat, *args)`` in a process for each rank; what the test leaves of them is killed.
 
-        ``body`` is a function of a module; ``args`` are what JSON can carry. ``env`` is added to the environment.
+        ``body`` is a function of a module; ``args`` are what JSON can carry. ``env`` is added to the environment. In a
+        ``hurry``, ranks do not take Python apart after what is registered to be done at exit, which takes time.
         """
-        store = TCPStore(HOST, 0, None, True, wait_for_workers=False)
+        store = new_server()
         ranks: list[Rank] = []
         try:
             for rank in range(world_size):
                 seat = {"rank": rank, "world_size": world_size, "port": store.port}
-                ranks.append(self._fork(rank, body, seat, args, {**QUIET, **(env or {})}))
+                ranks.append(self._fork(rank, body, seat, args, {**QUIET, **(env or {})}, hurry))
             yield ranks
         finally:
             for each in ranks:
@@ -141,10 +151,19 @@ class Zygote:
             self.exits[message["pid"]] = (message["code"], message["when"])
         return self.exits[pid]
 
-    def _fork(self, rank: int, body: Callable[..., object], seat: dict[str, int], args: Any, env: Any) -> Rank:
+    def _fork(
+        self, rank: int, body: Callable[..., object], seat: dict[str, int], args: Any, env: Any, hurry: bool
+    ) -> Rank:
         ours, theirs = socket.socketpair()
         output = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the rank
-        request = {"module": body.__module__, "name": body.__name__, "seat": seat, "args": args, "env": env}
+        request = {
+            "module": body.__module__,
+            "name": body.__name__,
+            "seat": seat,
+            "args": args,
+            "env": env,
+            "hurry": hurry,
+        }
         with theirs:
             socket.send_fds(self._control, [json.dumps(request).encode()], [theirs.fileno(), output.fileno()])
         message = self._receive(time.monotonic() + LIMIT_S, "forked")
@@ -169,6 +188,12 @@ def zygote() -> Iterator[Zygote]:
         yield made
     finally:
         made.close()
+
+
+def new_server() -> Any:
+    """A store for ranks, in this process."""
+    with mock.patch.dict("os.environ", QUICK_NAMES):
+        return TCPStore(HOST, 0, None, True, wait_for_workers=False)
 
 
 def _serve(control: socket.socket) -> Callable[[], object] | None:
@@ -210,7 +235,19 @@ def _rank(request: dict[str, Any], descriptors: Sequence[int]) -> Callable[[], o
     os.environ.update(request["env"])
     module = importlib.import_module(request["module"])
     seat = module.Seat(**request["seat"], connection=Connection(connection))
-    return lambda: getattr(module, request["name"])(seat, *request["args"])
+
+    def task() -> None:
+        if request["hurry"]:
+            atexit.register(_hurry)
+        getattr(module, request["name"])(seat, *request["args"])
+
+    return task
+
+
+def _hurry() -> None:
+    """Registered first, so called last: after all else that happens at exit."""
+    sys.stderr.flush()
+    os._exit(1 if hasattr(sys, "last_value") else 0)
 
 
 def main(descriptor: int) -> None:

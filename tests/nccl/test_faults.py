@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(60)
 FULL = os.environ.get("MICRODDP_NCCL_FULL") == "1"
 RAISED_S = 2.0  # after a death; and after a deadline
 GONE_S = 5.0  # after the error
-DEADLINE_S = 1.5
+DEADLINE_S = 1.0
 LOUD = {"STANDIN_QUIET_DEATH": "0"}
 
 
@@ -44,6 +44,14 @@ def survivors(ranks: list[Rank], victim: int) -> list[Rank]:
     return [each for each in ranks if each.rank != victim]
 
 
+def strike(ranks: list[Rank], victim: int) -> float:
+    """Lets ``victim`` fall once all others have called the collective; returns when it did."""
+    for each in survivors(ranks, victim):
+        each.wait_for("calls")
+    ranks[victim].tell("call")
+    return ranks[victim].wait_for("struck")[1]
+
+
 def expect_exit(rank: Rank, raised: float, code: int = 1) -> None:
     """It ends by itself, soon, and Python's shutdown has nothing to complain of."""
     found, gone = rank.exit(GONE_S + 1)
@@ -60,9 +68,9 @@ KILLS = everywhere((2, 3, 4)) if FULL else [(2, "ring", 0), (3, "tree", 1), (4, 
 def test_a_killed_rank_is_named_by_all_others(nursery: Zygote, world_size: int, algorithm: str, victim: int) -> None:
     groups = 3 * ((victim + world_size) % 2)  # before its first group, or after some
     hosts = victim == 0 or world_size == 3  # the store is in rank 0's process
-    args = algorithm, victim, "kill", groups, 20.0, hosts, -1
-    with nursery.ranks(cases.fall, world_size, *args) as ranks:
-        _, struck = ranks[victim].wait_for("struck")
+    args = algorithm, victim, "kill", groups, 20.0, hosts
+    with nursery.ranks(cases.fall, world_size, *args, hurry=FULL) as ranks:
+        struck = strike(ranks, victim)
         for each in survivors(ranks, victim):
             (kind, text), raised = each.wait_for("raised")
             print(f"rank {each.rank}: killed → raised {raised - struck:.3f} s: {text}")
@@ -77,8 +85,8 @@ def test_a_killed_rank_is_named_by_all_others(nursery: Zygote, world_size: int, 
 @pytest.mark.skipif(not FULL, reason="MICRODDP_NCCL_FULL=1 runs it")
 @pytest.mark.parametrize("victim", [0, 5])
 def test_one_of_eight_is_killed(nursery: Zygote, victim: int) -> None:
-    with nursery.ranks(cases.fall, 8, "ring", victim, "kill", 3, 20.0, True, -1) as ranks:
-        _, struck = ranks[victim].wait_for("struck")
+    with nursery.ranks(cases.fall, 8, "ring", victim, "kill", 3, 20.0, True, hurry=True) as ranks:
+        struck = strike(ranks, victim)
         for each in survivors(ranks, victim):
             (kind, text), raised = each.wait_for("raised")
             print(f"rank {each.rank}: killed → raised {raised - struck:.3f} s")
@@ -105,6 +113,10 @@ def test_killed_from_outside_at_any_moment(nursery: Zygote, algorithm: str, quie
 
 def test_who_is_elsewhere_learns_of_a_death_at_its_next_call(nursery: Zygote) -> None:
     with nursery.ranks(cases.next_call_of_the_idle, 3, 2) as ranks:
+        for each in ranks:
+            each.wait_for("idle")
+        for each in ranks:
+            each.tell("go on")
         _, struck = ranks[2].wait_for("struck")
         for each in ranks[:2]:
             assert each.wait_for("knows")[1] - struck < RAISED_S
@@ -122,9 +134,9 @@ def test_a_stopped_rank_is_named_after_the_deadline(
 ) -> None:
     """Continued, it finds out too, and ends. Where it hosts the store, nobody can know more than whom it waits for."""
     hosts = victim == 0 and world_size != 3
-    args = algorithm, victim, "stop", 3 * (world_size % 2), DEADLINE_S, hosts, -1
-    with nursery.ranks(cases.fall, world_size, *args) as ranks:
-        ranks[victim].wait_for("struck")
+    args = algorithm, victim, "stop", 3 * (world_size % 2), DEADLINE_S, hosts
+    with nursery.ranks(cases.fall, world_size, *args, hurry=FULL) as ranks:
+        strike(ranks, victim)
         for each in survivors(ranks, victim):
             (kind, text), raised = each.wait_for("raised")
             late = raised - each.wait_for("calls")[1] - DEADLINE_S

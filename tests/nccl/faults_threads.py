@@ -1,0 +1,53 @@
+"""Ranks as threads of this process that may fail each in its own way, and what each came to."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+from tests.nccl.faults_tools import HOST, LIMIT_S, new_server
+from tests.transport.gloo_pool import QUICK_NAMES
+
+__all__ = ["Outcome", "run_threads"]
+
+
+@dataclass
+class Outcome:
+    """What a rank's thread came to: its error, if any, and the seconds it took."""
+
+    error: BaseException | None
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"{self.seconds:.2f} s {type(self.error).__name__}: {self.error}"
+
+
+def run_threads(ranks: Iterable[int], body: Callable[[int, Any], object]) -> dict[int, Outcome]:
+    """``body(rank, store)`` on a thread for each of the ranks, which share a store."""
+    server = new_server()
+    outcomes: dict[int, Outcome] = {}
+
+    def run(rank: int) -> None:
+        began, failed = time.monotonic(), None
+        try:
+            body(rank, PrefixStore("faults", TCPStore(HOST, server.port, None, False)))
+        except BaseException as error:
+            failed = error
+        outcomes[rank] = Outcome(failed, time.monotonic() - began)
+
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in ranks]
+    with mock.patch.dict("os.environ", QUICK_NAMES):
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(LIMIT_S)
+    assert not any(thread.is_alive() for thread in threads), "a rank hangs"
+    for rank, outcome in sorted(outcomes.items()):
+        print(f"rank {rank}: {outcome}")
+    return dict(sorted(outcomes.items()))

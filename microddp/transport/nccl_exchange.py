@@ -171,7 +171,10 @@ class NcclExchange(StreamExchange):
 
     def post(self, group: Sequence[Transfer]) -> list[Flight]:
         """See ``Exchange.post``."""
+        if not group:
+            return []
         prepared = self._transport.group(group)
+        self._connect(prepared)
         self.enqueue(prepared)
         runtime = self._transport.runtime
         event = runtime.new_event()
@@ -194,6 +197,14 @@ class NcclExchange(StreamExchange):
         if not self._tickets and self._transport.world_size > 1:
             self._transport.meet(self.header, self._deadline)
         self._leave()
+
+    def _connect(self, group: PreparedGroup) -> None:
+        """Here, where it has a deadline: NCCL would do so within the group, for ever if a peer does not come."""
+        try:
+            self._transport.prepare([(peer, is_send) for is_send, _, _, peer in group.calls], self._deadline)
+        except TransportError as error:
+            error.args = (f"{self._context(group)}: {error}",)
+            raise
 
     def _leave(self) -> None:
         transport = self._transport

@@ -45,6 +45,8 @@ def run_bounded(task: Callable[[], Any], deadline: float, give_up: Callable[[], 
         TransportError: the deadline passed, another rank failed, or NCCL did.
         Exception: whatever else ``task`` raises.
     """
+    if (known := give_up()) is not None:
+        raise known.exception(what)  # before a thread begins what nothing will end
     done, outcome = threading.Event(), _Outcome()
 
     def run() -> None:

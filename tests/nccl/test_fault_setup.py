@@ -1,0 +1,290 @@
+"""Ranks that do not get as far as a communicator, or whose device fails: nobody waits for them, all know why."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from microddp.communicator import Communicator
+from microddp.errors import ClosedError, CollectiveTimeoutError, RemoteError, TransportError
+from microddp.transport.nccl import NcclTransport
+from tests.conftest import settle
+from tests.nccl import faults_cases as cases
+from tests.nccl.faults_cases import OnOneDevice, has_failed
+from tests.nccl.faults_threads import Outcome, run_threads
+from tests.nccl.faults_tools import HOST, Zygote, zygote
+from tests.nccl.standin_runtime import StandInRuntime
+from tests.nccl.standin_tools import num_descriptors
+
+pytestmark = [pytest.mark.usefixtures("standin"), pytest.mark.timeout(60)]
+
+FULL = os.environ.get("MICRODDP_NCCL_FULL") == "1"
+TIMEOUT_S = 1.5
+LATE_S = 1.0  # after the timeout
+AT_ONCE_S = 1.2
+
+
+@pytest.fixture(scope="module")
+def nursery(standin_library: Path) -> Iterator[Zygote]:
+    with zygote() as made:
+        yield made
+
+
+class Api:
+    """CuPy's module, for a test to change; counts the communicators that are asked for."""
+
+    def __init__(self) -> None:
+        from cupy.cuda import nccl
+
+        self.nccl = nccl
+        self.num_made = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.nccl, name)
+
+    def NcclCommunicator(self, *args: Any) -> Any:
+        self.num_made += 1
+        return self.nccl.NcclCommunicator(*args)
+
+
+def set_up(store: Any, rank: int, world_size: int, *, timeout: float = TIMEOUT_S, **options: Any) -> NcclTransport:
+    if "runtime" not in options:
+        options["runtime"] = StandInRuntime(blocking=False)
+    return NcclTransport(store, rank, world_size, timeout=timeout, address=HOST, **options)
+
+
+def expect(outcomes: dict[int, Outcome], kind: type[Exception], *texts: str, within: float) -> None:
+    for outcome in outcomes.values():
+        assert isinstance(outcome.error, kind), outcome
+        for text in texts:
+            assert text in str(outcome.error)
+        assert outcome.seconds < within
+
+
+def test_a_rank_that_does_not_exist_is_waited_for_until_the_timeout() -> None:
+    outcomes = run_threads([1, 2], lambda rank, store: set_up(store, rank, 3))
+    expect(outcomes, CollectiveTimeoutError, "rank 0 did not say where its GPU is", within=TIMEOUT_S + LATE_S)
+
+
+def test_a_unique_id_that_cannot_be_made() -> None:
+    class Failing(Api):
+        def get_unique_id(self) -> bytes:
+            raise self.nccl.NcclError(2)
+
+    outcomes = run_threads(range(3), lambda rank, store: set_up(store, rank, 3, api=Failing() if rank == 0 else None))
+    expect(outcomes, TransportError, "rank 0", "could not make a unique id", "NCCL result 2", within=AT_ONCE_S)
+
+
+def test_a_unique_id_that_takes_too_long() -> None:
+    others_gave_up = threading.Event()
+
+    class Slow(Api):
+        def get_unique_id(self) -> bytes:
+            others_gave_up.wait(20)
+            made: bytes = self.nccl.get_unique_id()
+            return made
+
+    def body(rank: int, store: Any) -> None:
+        try:
+            set_up(store, rank, 3, api=Slow() if rank == 0 else None)
+        finally:
+            if rank == 2:
+                others_gave_up.set()
+
+    outcomes = run_threads(range(3), body)
+    expect(outcomes, CollectiveTimeoutError, "rank 0 published no unique id", within=TIMEOUT_S + LATE_S)
+
+
+@pytest.mark.parametrize("odd", [0, 2])
+def test_a_rank_without_a_gpu_tells_the_others_at_once(odd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_device(device: object) -> None:
+        raise TransportError("there is no CUDA device")
+
+    monkeypatch.setattr("microddp.device_cuda.CudaRuntime", no_device)
+
+    def body(rank: int, store: Any) -> None:
+        runtime = None if rank == odd else StandInRuntime(blocking=False)
+        set_up(store, rank, 3, timeout=20.0, runtime=runtime)
+
+    outcomes = run_threads(range(3), body)
+    assert str(outcomes[odd].error) == "there is no CUDA device"
+    expect(outcomes, TransportError, "there is no CUDA device", within=AT_ONCE_S)
+    for rank in {0, 1, 2} - {odd}:
+        assert isinstance(outcomes[rank].error, RemoteError)
+        assert f"rank {odd} failed to set up" in str(outcomes[rank].error)
+
+
+def test_two_ranks_on_one_gpu_are_told_before_nccl_is_called() -> None:
+    api = Api()
+
+    def body(rank: int, store: Any) -> None:
+        runtime = StandInRuntime(blocking=False) if rank == 1 else OnOneDevice(blocking=False)
+        set_up(store, rank, 3, timeout=20.0, runtime=runtime, api=api)
+
+    outcomes = run_threads(range(3), body)
+    expect(outcomes, TransportError, "NCCL takes one rank a GPU, but ranks 0, 2 on", "use GPU GPU-1", within=AT_ONCE_S)
+    assert api.num_made == 0
+
+
+@pytest.mark.parametrize("how", ["hosts", "allowed"])
+def test_what_lets_two_ranks_share_a_gpu(nursery: Zygote, how: str) -> None:
+    env = {"NCCL_MULTI_RANK_GPU_ENABLE": "1"} if how == "allowed" else None
+    with nursery.ranks(cases.shares_a_device, 2, how == "hosts", env=env) as ranks:
+        for each in ranks:
+            assert each.wait_for("raised")[0] == ["", ""] or each.wait_for("raised")[0] == ("", "")
+
+
+def test_a_communicator_that_is_never_made() -> None:
+    given_up = threading.Event()
+
+    class Hanging(Api):
+        def NcclCommunicator(self, *args: Any) -> Any:
+            given_up.wait(20)
+            return self.nccl.NcclCommunicator(*args)
+
+    outcomes = run_threads(range(3), lambda rank, store: set_up(store, rank, 3, api=Hanging() if rank == 1 else None))
+    given_up.set()  # so that no thread is left behind
+    expect(outcomes, CollectiveTimeoutError, "making the NCCL communicator", within=TIMEOUT_S + LATE_S)
+    assert not settle(lambda: [each.name for each in threading.enumerate() if each.name == "microddp-nccl-setup"])
+
+
+@pytest.mark.parametrize("hosts", [False, True])
+def test_rank_0_dies_before_it_publishes_the_id(nursery: Zygote, hosts: bool) -> None:
+    with nursery.ranks(cases.never_an_id, 3, "kill", hosts, 20.0) as ranks:
+        _, struck = ranks[0].wait_for("struck")
+        for each in ranks[1:]:
+            (kind, text), raised = each.wait_for("raised")
+            print(f"rank {each.rank}: killed → raised {raised - struck:.3f} s: {text}")
+            assert kind == "TransportError"
+            assert "lost its connection to rank 0" in text
+            assert raised - struck < 2.0
+            assert each.exit()[0] == 1
+
+
+def test_rank_0_is_stopped_before_it_publishes_the_id(nursery: Zygote) -> None:
+    with nursery.ranks(cases.never_an_id, 3, "stop", False, TIMEOUT_S) as ranks:
+        ranks[0].wait_for("struck")
+        for each in ranks[1:]:
+            (kind, text), raised = each.wait_for("raised")
+            assert kind == "CollectiveTimeoutError"
+            assert "rank 0 published no unique id within 1.5 s" in text
+            assert raised - each.wait_for("calls")[1] < TIMEOUT_S + LATE_S
+            assert each.exit()[0] == 1
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_rank_dies_as_it_makes_the_communicator(nursery: Zygote, victim: int) -> None:
+    with nursery.ranks(cases.dies_at_the_constructor, 3, victim) as ranks:
+        _, struck = ranks[victim].wait_for("struck")
+        for each in ranks:
+            if each.rank != victim:
+                (kind, text), raised = each.wait_for("raised")
+                assert kind == "TransportError"
+                assert f"lost its connection to rank {victim}" in text
+                assert raised - struck < 2.0
+
+
+class Sick:
+    """A communicator whose asynchronous error comes from the test."""
+
+    def __init__(self, communicator: Any, error: list[Exception]) -> None:
+        self._communicator, self._error = communicator, error
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._communicator, name)
+
+    def check_async_error(self) -> None:
+        if self._error:
+            raise self._error[0]
+
+
+@pytest.mark.parametrize("what", ["NCCL", "KeyError", "device"])
+def test_an_error_of_the_device_is_raised_by_every_rank(what: str) -> None:
+    """What NCCL reports after a collective is no success, even if the stream has gone on."""
+    errors: list[Exception] = []
+
+    class SickApi(Api):
+        def NcclCommunicator(self, *args: Any) -> Any:
+            return Sick(self.nccl.NcclCommunicator(*args), errors)
+
+    def body(rank: int, store: Any) -> None:
+        runtime = StandInRuntime(blocking=False)
+        transport = set_up(store, rank, 3, timeout=20.0, runtime=runtime, api=SickApi() if rank == 1 else None)
+        with Communicator(transport, timeout=20.0) as comm:
+            comm.all_reduce(torch.ones(10))
+            comm.synchronize()
+            comm.barrier()
+            if rank == 1 and what == "device":
+                runtime.failure = RuntimeError("an illegal address")
+            elif rank == 1:
+                errors.append(KeyError(8) if what == "KeyError" else transport.api.NcclError(3))
+            comm.all_reduce(torch.ones(10))
+            deadline = time.monotonic() + 10
+            while rank != 1 and not has_failed(comm) and time.monotonic() < deadline:
+                time.sleep(0.001)
+            comm.synchronize()
+
+    outcomes = run_threads(range(3), body)
+    text = {"NCCL": "NCCL result 3", "KeyError": "NCCL result 8", "device": "an illegal address"}[what]
+    expect(outcomes, TransportError, "rank 1", text, within=AT_ONCE_S + 1)
+    assert "all_reduce by" in str(outcomes[1].error)
+
+
+@pytest.mark.parametrize("end", ["in order", "after a failure", "twice"])
+def test_nothing_is_left_behind(end: str) -> None:
+    """No descriptor, no thread; a second close does nothing, and what is closed says so."""
+
+    def body(rank: int, store: Any) -> None:
+        runtime = StandInRuntime(blocking=False)
+        comm = Communicator(set_up(store, rank, 3, timeout=20.0, runtime=runtime), timeout=20.0)
+        comm.all_reduce(torch.ones(10), algorithm="direct")
+        comm.synchronize()
+        if end == "after a failure":
+            if rank == 1:
+                comm._transport.abort(RuntimeError("enough"))
+            with pytest.raises((ClosedError, RemoteError), match="enough"):
+                comm.barrier()
+        for _ in range(2 if end == "twice" else 1):
+            comm.close()
+        with pytest.raises(ClosedError, match="closed"):
+            comm.all_reduce(torch.ones(10))
+        runtime.close()
+
+    for _ in range(2):  # what comes once for all is there after the first time
+        before = resources()
+        assert all(each.error is None for each in run_threads(range(3), body).values())
+    assert not settle(lambda: more_than(before))
+
+
+def test_a_set_up_that_failed_leaves_nothing_behind() -> None:
+    def body(rank: int, store: Any) -> None:
+        runtime = OnOneDevice(blocking=False)
+        try:
+            set_up(store, rank, 2, runtime=runtime)
+        finally:
+            runtime.close()
+
+    for _ in range(2):
+        before = resources()
+        assert all(isinstance(each.error, TransportError) for each in run_threads(range(2), body).values())
+    assert not settle(lambda: more_than(before))
+
+
+def resources() -> tuple[int, int]:
+    """Descriptors and threads. A store's connection ends with the object, which cycles may keep for a while."""
+    gc.collect()
+    return num_descriptors(), threading.active_count()
+
+
+def more_than(before: tuple[int, int]) -> list[str]:
+    descriptors, threads = resources()
+    more = [f"{descriptors - before[0]} more descriptors"] * (descriptors > before[0])
+    return more + [each.name for each in threading.enumerate()] * (threads > before[1])

@@ -98,7 +98,7 @@ class Flight(Ticket):
             spins += 1
             if spins > _SPINS:
                 if until is not None and time.monotonic() >= until:
-                    raise TimeoutError(f"{self.describe()} has not ended after {timeout} s; it goes on")
+                    raise TimeoutError(f"{self.describe()} has not ended after {timeout:.3g} s; it goes on")
                 time.sleep(_POLL_S)
         failure = self._transport.failure
         if not self._outcome and failure is not None:

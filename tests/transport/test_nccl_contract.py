@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import pytest
@@ -39,7 +39,10 @@ CROSSED = {"ping", "posting_order", "sender_overwrites_after_wait"}
 """They post a send, and in a group after it the receive that the peer's send needs: on one queue that is a deadlock."""
 
 CASES = [(name, case) for name, case in contract_cases() if name not in CROSSED]
-RUNTIMES = {"host": StandInRuntime, "streams": partial(StandInRuntime, blocking=False)}
+RUNTIMES: dict[str, Callable[[], StandInRuntime]] = {
+    "host": StandInRuntime,
+    "streams": partial(StandInRuntime, blocking=False),
+}
 
 
 @pytest.fixture(scope="module", autouse=True)

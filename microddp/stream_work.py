@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Generic, TypeVar
 
 from microddp.device import Graph
+from microddp.errors import ClosedError
 from microddp.planner import Prepared
 from microddp.stream_engine import Enqueued
 from microddp.transport.stream import StreamTransport
@@ -92,7 +93,7 @@ class GraphedCollective(Generic[Result]):
             ClosedError: this, or the communicator, was closed, or an earlier collective failed.
         """
         if self._is_closed:
-            raise RuntimeError("this graph was closed")
+            raise ClosedError("this graph was closed")
         transport = self._transport
         runtime = transport.runtime
         with self._turn() as (sequence, deadline), runtime.guard():

@@ -8,6 +8,7 @@ from functools import cache, lru_cache
 from typing import Any, Final
 
 import torch
+import triton.language as tl
 
 from microddp_kernels import kernels
 from microddp_kernels.dtypes import COMPLEX
@@ -101,7 +102,7 @@ def _launch_on_rows(
     kept = ("COMBINE", "ACC", "FORMATS")
     constants = {name: constants[name] for name in kept} | {
         "FINALIZE": _loaded(how.op.finalize if how.divisor is not None else None),
-        "WIDTHS": wide,
+        "WIDTHS": _constexpr(tuple(width or 0 for width in wide)),
         "ROWS": rows,
         "COLUMNS": columns,
     }
@@ -139,8 +140,8 @@ def _constants(
         types, formats = types * 2, tuple(lanes * 2 for lanes in formats)
     return {
         "COMBINE": _loaded(combine),
-        "ACC": types,
-        "FORMATS": formats,
+        "ACC": _constexpr(types),
+        "FORMATS": _constexpr(formats),
         "IS_BARE": is_bare,
         "IS_COMPLEX": is_complex,
         "BLOCK": _fitted(op, block, dtypes, accumulation),
@@ -161,6 +162,13 @@ def _fitted(op: ReduceOp, block: int, dtypes: _Dtypes, accumulation: tuple[torch
         while nbytes > limit and block > least:
             block, nbytes = block // 2, nbytes // 2
     return block
+
+
+def _constexpr(value: Any) -> Any:
+    """A tuple of constants: Triton before 3.7 takes what lies bare in a tuple for values of the kernel."""
+    if isinstance(value, tuple):
+        return tuple(_constexpr(each) for each in value)
+    return tl.constexpr(value)
 
 
 def _loaded(function: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 import torch
+import triton.language as tl
 
 from microddp_kernels import copy_kernels
 from microddp_kernels.launchers.checks import check_copy
@@ -59,7 +60,7 @@ def _conversion(out: torch.dtype, source: torch.dtype, soft_bfloat16: bool, hard
         return {"ACC": None, "FORMATS": None}
     widest = torch.float64 if torch.float64 in (out, source) else torch.float32
     formats = tuple(format_of(each, soft_bfloat16, hardware_float8) for each in (out, source))
-    return {"ACC": ACCUMULATION_TYPES[widest], "FORMATS": formats}
+    return {"ACC": ACCUMULATION_TYPES[widest], "FORMATS": tuple(tl.constexpr(each) for each in formats)}
 
 
 def _launch_tiles(

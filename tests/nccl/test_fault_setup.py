@@ -27,9 +27,11 @@ from tests.nccl.standin_tools import num_descriptors
 pytestmark = [pytest.mark.usefixtures("standin"), pytest.mark.timeout(60)]
 
 FULL = os.environ.get("MICRODDP_NCCL_FULL") == "1"
-TIMEOUT_S = 1.5
+TIMEOUT_S = 1.0
 LATE_S = 1.0  # after the timeout
 AT_ONCE_S = 1.2
+
+in_processes = pytest.mark.skipif(not FULL, reason="MICRODDP_NCCL_FULL=1 runs it")
 
 
 @pytest.fixture(scope="module")
@@ -134,12 +136,13 @@ def test_two_ranks_on_one_gpu_are_told_before_nccl_is_called() -> None:
     assert api.num_made == 0
 
 
+@in_processes
 @pytest.mark.parametrize("how", ["hosts", "allowed"])
 def test_what_lets_two_ranks_share_a_gpu(nursery: Zygote, how: str) -> None:
     env = {"NCCL_MULTI_RANK_GPU_ENABLE": "1"} if how == "allowed" else None
     with nursery.ranks(cases.shares_a_device, 2, how == "hosts", env=env) as ranks:
         for each in ranks:
-            assert each.wait_for("raised")[0] == ["", ""] or each.wait_for("raised")[0] == ("", "")
+            assert each.wait_for("raised")[0] == ("", "")
 
 
 def test_a_communicator_that_is_never_made() -> None:
@@ -156,30 +159,19 @@ def test_a_communicator_that_is_never_made() -> None:
     assert not settle(lambda: [each.name for each in threading.enumerate() if each.name == "microddp-nccl-setup"])
 
 
-@pytest.mark.parametrize("hosts", [False, True])
-def test_rank_0_dies_before_it_publishes_the_id(nursery: Zygote, hosts: bool) -> None:
-    with nursery.ranks(cases.never_an_id, 3, "kill", hosts, 20.0) as ranks:
-        _, struck = ranks[0].wait_for("struck")
-        for each in ranks[1:]:
-            (kind, text), raised = each.wait_for("raised")
-            print(f"rank {each.rank}: killed → raised {raised - struck:.3f} s: {text}")
-            assert kind == "TransportError"
-            assert "lost its connection to rank 0" in text
-            assert raised - struck < 2.0
-            assert each.exit()[0] == 1
-
-
+@in_processes
 def test_rank_0_is_stopped_before_it_publishes_the_id(nursery: Zygote) -> None:
     with nursery.ranks(cases.never_an_id, 3, "stop", False, TIMEOUT_S) as ranks:
         ranks[0].wait_for("struck")
         for each in ranks[1:]:
             (kind, text), raised = each.wait_for("raised")
             assert kind == "CollectiveTimeoutError"
-            assert "rank 0 published no unique id within 1.5 s" in text
+            assert "rank 0 published no unique id within 1 s" in text
             assert raised - each.wait_for("calls")[1] < TIMEOUT_S + LATE_S
             assert each.exit()[0] == 1
 
 
+@in_processes
 @pytest.mark.parametrize("victim", [0, 2])
 def test_a_rank_dies_as_it_makes_the_communicator(nursery: Zygote, victim: int) -> None:
     with nursery.ranks(cases.dies_at_the_constructor, 3, victim) as ranks:
@@ -247,6 +239,7 @@ def test_nothing_is_left_behind(end: str) -> None:
         comm = Communicator(set_up(store, rank, 3, timeout=20.0, runtime=runtime), timeout=20.0)
         comm.all_reduce(torch.ones(10), algorithm="direct")
         comm.synchronize()
+        comm.barrier()
         if end == "after a failure":
             if rank == 1:
                 comm._transport.abort(RuntimeError("enough"))

@@ -61,7 +61,7 @@ def expect_exit(rank: Rank, raised: float, code: int = 1) -> None:
     assert "NoneType" not in rank.printed()
 
 
-KILLS = everywhere((2, 3, 4)) if FULL else [(2, "ring", 0), (3, "tree", 1), (4, "direct", 2)]
+KILLS = everywhere((2, 3, 4)) if FULL else [(2, "ring", 0), (4, "tree", 2)]
 
 
 @pytest.mark.parametrize(("world_size", "algorithm", "victim"), KILLS)
@@ -98,7 +98,7 @@ def test_one_of_eight_is_killed(nursery: Zygote, victim: int) -> None:
 @pytest.mark.parametrize("algorithm", ["ring", "tree", "direct"] if FULL else ["tree"])
 def test_killed_from_outside_at_any_moment(nursery: Zygote, algorithm: str, quiet: bool) -> None:
     """Also where NCCL itself reports the death: the reason is still the rank that died."""
-    with nursery.ranks(cases.endless, 3, algorithm, env=None if quiet else LOUD) as ranks:
+    with nursery.ranks(cases.endless, 3, algorithm, env=None if quiet else LOUD, hurry=True) as ranks:
         for each in ranks:
             each.wait_for("running")
         struck = ranks[1].signal(signal.SIGKILL)
@@ -112,7 +112,7 @@ def test_killed_from_outside_at_any_moment(nursery: Zygote, algorithm: str, quie
 
 
 def test_who_is_elsewhere_learns_of_a_death_at_its_next_call(nursery: Zygote) -> None:
-    with nursery.ranks(cases.next_call_of_the_idle, 3, 2) as ranks:
+    with nursery.ranks(cases.next_call_of_the_idle, 3, 2, hurry=True) as ranks:
         for each in ranks:
             each.wait_for("idle")
         for each in ranks:
@@ -125,6 +125,19 @@ def test_who_is_elsewhere_learns_of_a_death_at_its_next_call(nursery: Zygote) ->
             assert "lost its connection to rank 2" in text
 
 
+@pytest.mark.parametrize("hosts", [False, True] if FULL else [True])
+def test_rank_0_dies_before_it_publishes_the_id(nursery: Zygote, hosts: bool) -> None:
+    with nursery.ranks(cases.never_an_id, 3, "kill", hosts, 20.0, hurry=True) as ranks:
+        _, struck = ranks[0].wait_for("struck")
+        for each in ranks[1:]:
+            (kind, text), raised = each.wait_for("raised")
+            print(f"rank {each.rank}: killed → raised {raised - struck:.3f} s: {text}")
+            assert kind == "TransportError"
+            assert "lost its connection to rank 0" in text
+            assert raised - struck < RAISED_S
+            assert each.exit()[0] == 1
+
+
 STOPS = everywhere((2, 3, 4)) if FULL else [(3, "ring", 1), (2, "direct", 0)]
 
 
@@ -135,7 +148,7 @@ def test_a_stopped_rank_is_named_after_the_deadline(
     """Continued, it finds out too, and ends. Where it hosts the store, nobody can know more than whom it waits for."""
     hosts = victim == 0 and world_size != 3
     args = algorithm, victim, "stop", 3 * (world_size % 2), DEADLINE_S, hosts
-    with nursery.ranks(cases.fall, world_size, *args, hurry=FULL) as ranks:
+    with nursery.ranks(cases.fall, world_size, *args, hurry=True) as ranks:
         strike(ranks, victim)
         for each in survivors(ranks, victim):
             (kind, text), raised = each.wait_for("raised")
@@ -159,7 +172,7 @@ def test_a_stopped_rank_is_named_after_the_deadline(
 @pytest.mark.parametrize("known", [True, False] if FULL else [False])
 def test_a_rank_that_never_comes_is_named(nursery: Zygote, known: bool) -> None:
     """It runs, and answers: it has not entered the collective."""
-    with nursery.ranks(cases.never_comes, 3, 1, known, DEADLINE_S) as ranks:
+    with nursery.ranks(cases.never_comes, 3, 1, known, DEADLINE_S, hurry=True) as ranks:
         for each in survivors(ranks, 1):
             (kind, text), raised = each.wait_for("raised")
             late = raised - each.wait_for("calls")[1] - DEADLINE_S
@@ -177,7 +190,7 @@ def test_a_rank_that_never_comes_is_named(nursery: Zygote, known: bool) -> None:
 
 
 def test_a_rank_that_pauses_within_the_deadline_is_no_failure(nursery: Zygote) -> None:
-    with nursery.ranks(cases.paused, 3, 200) as ranks:
+    with nursery.ranks(cases.paused, 3, 200, hurry=True) as ranks:
         ranks[1].wait_for("a quarter")
         ranks[1].signal(signal.SIGSTOP)
         with pytest.raises(AssertionError, match="has not said"):
@@ -190,15 +203,15 @@ def test_a_rank_that_pauses_within_the_deadline_is_no_failure(nursery: Zygote) -
 
 @pytest.mark.parametrize("busy", [0, 1] if FULL else [1])
 def test_a_rank_that_lets_no_thread_run_is_no_failure(nursery: Zygote, busy: int) -> None:
-    with nursery.ranks(cases.computes, 2, busy, 3.0 if FULL else 1.5) as ranks:
+    with nursery.ranks(cases.computes, 2, busy, 3.0 if FULL else 1.5, hurry=True) as ranks:
         for each in ranks:
             each.wait_for("done")
             assert each.exit()[0] == 0, each.printed()
 
 
-@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("known", [True, False] if FULL else [False])
 def test_a_rank_that_closes_is_no_timeout(nursery: Zygote, known: bool) -> None:
-    with nursery.ranks(cases.closes_early, 3, 1, known) as ranks:
+    with nursery.ranks(cases.closes_early, 3, 1, known, hurry=True) as ranks:
         _, struck = ranks[1].wait_for("struck")
         for each in survivors(ranks, 1):
             (kind, text), raised = each.wait_for("raised")
@@ -208,7 +221,7 @@ def test_a_rank_that_closes_is_no_timeout(nursery: Zygote, known: bool) -> None:
 
 
 def test_an_exception_of_the_users_reaches_all(nursery: Zygote) -> None:
-    with nursery.ranks(cases.raises_inside, 3, 2) as ranks:
+    with nursery.ranks(cases.raises_inside, 3, 2, hurry=True) as ranks:
         _, struck = ranks[2].wait_for("struck")
         for each in survivors(ranks, 2):
             (kind, text), raised = each.wait_for("raised")
@@ -221,7 +234,7 @@ def test_an_exception_of_the_users_reaches_all(nursery: Zygote) -> None:
 WAYS = ["close", "twice", "exit", "pending", "half pending", "failed", "one closes", "interrupt"]
 
 
-@pytest.mark.parametrize("how", WAYS if FULL else ["exit", "half pending", "failed"])
+@pytest.mark.parametrize("how", WAYS if FULL else ["exit", "half pending"])
 def test_every_way_to_leave_ends_soon(nursery: Zygote, how: str) -> None:
     with nursery.ranks(cases.leaves, 2, how) as ranks:
         for each in ranks:

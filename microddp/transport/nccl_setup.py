@@ -237,7 +237,7 @@ def touch(transport: NcclTransport, edges: Sequence[tuple[int, bool]]) -> None:
     Ranks of one distance on the ring come together, so that both ends cut the groups alike.
     """
     rank, world_size, comm, scratch = transport.rank, transport.world_size, transport.comm, transport.scratch
-    if scratch is None:
+    if scratch is None or comm is None:  # aborted meanwhile: what is enqueued next says why
         return
     far = {(peer, is_send): (peer - rank if is_send else rank - peer) % world_size for peer, is_send in edges}
     ordered = sorted(edges, key=lambda edge: far[edge])

@@ -108,6 +108,7 @@ def test_the_callers_stream_counts_and_a_third_one_may_use_the_result() -> None:
                 found.append(device.look(x, consumer))
                 gate.set()
                 work.synchronize(20)  # though the default stream is held
+                runtime.wait(producer, recorded(runtime, consumer))  # which still reads what is filled next
         device.finish()
         assert [each.tolist() for (each,) in found] == [wanted(2, factor=repeat + 1.0) for repeat in range(20)]
 

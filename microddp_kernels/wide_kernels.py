@@ -28,7 +28,7 @@ def _load_rows(
     """The values of one operand: blocks of one column of narrow lanes, blocks of ``columns`` of the wide ones."""
     values = ()
     for lane in tl.static_range(len(pointers)):
-        if WIDTHS[lane] == 0:
+        if WIDTHS[lane] < 0:
             value = tl.load(pointers[lane] + rows, mask=rows < num_rows)
             values = values + (widen(value, ACC[lane], FORMATS[lane]),)
         elif LOADS_WIDE:
@@ -54,7 +54,7 @@ def _store_rows(
 ):
     for lane in tl.static_range(len(pointers)):
         value = narrow(values[lane], pointers[lane].dtype.element_ty, FORMATS[lane])
-        if WIDTHS[lane] == 0:
+        if WIDTHS[lane] < 0:
             tl.static_assert(
                 value.shape[1] == 1,
                 "what an operator returns for a lane that is not wide must not depend on wide lanes",
@@ -86,7 +86,7 @@ def fold_rows_kernel(
 ):
     """``outs`` = the fold from the left over ``operands``, finished by ``FINALIZE`` if that is not None.
 
-    A lane has ``num_rows`` elements, or ``num_rows`` rows of ``WIDTHS[lane]`` elements (0 for lanes that are not
+    A lane has ``num_rows`` elements, or ``num_rows`` rows of ``WIDTHS[lane]`` elements (-1 for lanes that are not
     wide). A program does ``ROWS`` rows and ``COLUMNS`` columns, the combine function gets blocks of shape (ROWS, 1) and
     (ROWS, COLUMNS). Where more than one program works on a row (``COLUMN_BLOCKS`` above 1), a launch with
     ``STORES_WIDE`` and then one with ``STORES_NARROW`` are needed, since ``outs`` may be exactly any operand: the first

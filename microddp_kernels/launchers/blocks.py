@@ -23,6 +23,9 @@ __all__ = ["Launch", "combine_on_blocks", "copy_on_blocks"]
 _Dtypes = tuple[tuple[torch.dtype, ...], ...]
 """The element types of the lanes of ``out`` and then of each operand."""
 
+_NARROW: Final = -1
+"""The width of a lane that is not wide, to kernels, which can compare integers only."""
+
 _THREADS: Final = 128
 _FULL_NBYTES, _MOST_NBYTES = 32, 64
 """Bytes that a program may keep for an element, in operands and in the fold, when it does a launcher's whole block:
@@ -102,7 +105,7 @@ def _launch_on_rows(
     kept = ("COMBINE", "ACC", "FORMATS")
     constants = {name: constants[name] for name in kept} | {
         "FINALIZE": _loaded(how.op.finalize if how.divisor is not None else None),
-        "WIDTHS": _constexpr(tuple(width or 0 for width in wide)),
+        "WIDTHS": _constexpr(tuple(_NARROW if width is None else width for width in wide)),
         "ROWS": rows,
         "COLUMNS": columns,
     }

@@ -121,6 +121,7 @@ def _world_size(args: argparse.Namespace, launched: tuple[int, int] | None) -> i
 
 def _plan(args: argparse.Namespace) -> BenchPlan:
     from microddp.cli.bench_measure import AUTO, BenchPlan
+    from microddp.cli.expected import FOLDED
     from microddp.cli.tensors import find_dtype
     from microddp.schedule import algorithm_names
     from microddp.schedule.registry import find_algorithm
@@ -134,6 +135,8 @@ def _plan(args: argparse.Namespace) -> BenchPlan:
         for name in chosen:
             if name != AUTO:
                 find_algorithm(name, collective="all_reduce", order=args.order)
+    if args.op not in FOLDED:
+        raise UsageError(f"--op {args.op}: results are checked for {', '.join(FOLDED)} only")
     if args.op == "avg" and args.dtype == "float16":
         raise UsageError("no exact check is known for avg of float16, whose partial means are rounded: choose another")
     if args.compare:

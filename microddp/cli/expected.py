@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-__all__ = ["Expected", "expected_result", "fold"]
+__all__ = ["FOLDED", "Expected", "expected_result", "fold"]
 
 _FOLDS: Final[dict[str, Callable[..., Any]]] = {
     "sum": np.add,
@@ -21,6 +21,9 @@ _FOLDS: Final[dict[str, Callable[..., Any]]] = {
     "bor": np.bitwise_or,
     "bxor": np.bitwise_xor,
 }
+FOLDED: Final = tuple(_FOLDS)
+"""The operators of which the right result is known here."""
+
 _ROUNDINGS: Final = 8
 """Partial results are rounded at each hop; relative to the sum of all magnitudes, they stay within a few roundings."""
 

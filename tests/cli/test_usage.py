@@ -41,6 +41,8 @@ BAD = [
     ("bench --sizes 4Q", "'4Q' is not a number of bytes"),
     ("bench --algorithms ring,rong", "unknown algorithm 'rong' for all_reduce; known: naive, tree, ring"),
     ("bench --op avg --dtype float16", "no exact check is known for avg of float16"),
+    ("bench --op argmax", "--op argmax: results are checked for sum, avg, prod, min, max, band, bor, bxor only"),
+    ("bench --op absmax", "--op absmax: results are checked for sum"),
     ("bench --iters 0", "0 is not an integer from 1 on"),
     ("demo --corrupt 4", "--corrupt 4 is not one of 4 ranks"),
     ("demo --algorithm broadcast", "unknown algorithm 'broadcast' for all_reduce"),

@@ -11,10 +11,12 @@ from unittest import mock
 
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
+from microddp.transport.nccl import NcclTransport
 from tests.nccl.faults_tools import HOST, LIMIT_S, new_server
+from tests.nccl.standin_runtime import StandInRuntime
 from tests.transport.gloo_pool import QUICK_NAMES
 
-__all__ = ["Outcome", "run_threads"]
+__all__ = ["Api", "Outcome", "expect", "run_threads", "set_up"]
 
 
 @dataclass
@@ -51,3 +53,36 @@ def run_threads(ranks: Iterable[int], body: Callable[[int, Any], object]) -> dic
     for rank, outcome in sorted(outcomes.items()):
         print(f"rank {rank}: {outcome}")
     return dict(sorted(outcomes.items()))
+
+
+class Api:
+    """CuPy's module, for a test to change; counts the communicators that are asked for."""
+
+    def __init__(self) -> None:
+        from cupy.cuda import nccl
+
+        self.nccl = nccl
+        self.num_made = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.nccl, name)
+
+    def NcclCommunicator(self, *args: Any) -> Any:
+        self.num_made += 1
+        return self.nccl.NcclCommunicator(*args)
+
+
+def set_up(store: Any, rank: int, world_size: int, *, timeout: float = LIMIT_S, **options: Any) -> NcclTransport:
+    """A transport over the stand-in, whose host does not wait for its streams, as on a GPU."""
+    if "runtime" not in options:
+        options["runtime"] = StandInRuntime(blocking=False)
+    return NcclTransport(store, rank, world_size, timeout=timeout, address=HOST, **options)
+
+
+def expect(outcomes: dict[int, Outcome], kind: type[Exception], *texts: str, within: float) -> None:
+    """Every rank has raised such an error, with all the texts, within so many seconds."""
+    for outcome in outcomes.values():
+        assert isinstance(outcome.error, kind), outcome
+        for text in texts:
+            assert text in str(outcome.error)
+        assert outcome.seconds < within

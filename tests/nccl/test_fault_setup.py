@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from microddp.communicator import Communicator
-from microddp.errors import ClosedError, CollectiveTimeoutError, RemoteError, TransportError
-from microddp.transport.nccl import NcclTransport
+from microddp.errors import CollectiveTimeoutError, RemoteError, TransportError
 from tests.conftest import settle
-from tests.nccl import faults_cases as cases
-from tests.nccl.faults_cases import OnOneDevice, has_failed
-from tests.nccl.faults_threads import Outcome, run_threads
-from tests.nccl.faults_tools import HOST, Zygote, zygote
+from tests.nccl import faults_setup_cases as cases
+from tests.nccl.faults_setup_cases import OnOneDevice
+from tests.nccl.faults_threads import Api, expect, run_threads, set_up
+from tests.nccl.faults_tools import Zygote, zygote
 from tests.nccl.standin_runtime import StandInRuntime
-from tests.nccl.standin_tools import num_descriptors
 
-pytestmark = [pytest.mark.usefixtures("standin"), pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.usefixtures("standin", "quiet"), pytest.mark.timeout(60)]
 
 FULL = os.environ.get("MICRODDP_NCCL_FULL") == "1"
 TIMEOUT_S = 1.0
@@ -40,39 +34,13 @@ def nursery(standin_library: Path) -> Iterator[Zygote]:
         yield made
 
 
-class Api:
-    """CuPy's module, for a test to change; counts the communicators that are asked for."""
-
-    def __init__(self) -> None:
-        from cupy.cuda import nccl
-
-        self.nccl = nccl
-        self.num_made = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.nccl, name)
-
-    def NcclCommunicator(self, *args: Any) -> Any:
-        self.num_made += 1
-        return self.nccl.NcclCommunicator(*args)
-
-
-def set_up(store: Any, rank: int, world_size: int, *, timeout: float = TIMEOUT_S, **options: Any) -> NcclTransport:
-    if "runtime" not in options:
-        options["runtime"] = StandInRuntime(blocking=False)
-    return NcclTransport(store, rank, world_size, timeout=timeout, address=HOST, **options)
-
-
-def expect(outcomes: dict[int, Outcome], kind: type[Exception], *texts: str, within: float) -> None:
-    for outcome in outcomes.values():
-        assert isinstance(outcome.error, kind), outcome
-        for text in texts:
-            assert text in str(outcome.error)
-        assert outcome.seconds < within
+@pytest.fixture
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STANDIN_QUIET_DEATH", "1")
 
 
 def test_a_rank_that_does_not_exist_is_waited_for_until_the_timeout() -> None:
-    outcomes = run_threads([1, 2], lambda rank, store: set_up(store, rank, 3))
+    outcomes = run_threads([1, 2], lambda rank, store: set_up(store, rank, 3, timeout=TIMEOUT_S))
     expect(outcomes, CollectiveTimeoutError, "rank 0 did not say where its GPU is", within=TIMEOUT_S + LATE_S)
 
 
@@ -81,7 +49,9 @@ def test_a_unique_id_that_cannot_be_made() -> None:
         def get_unique_id(self) -> bytes:
             raise self.nccl.NcclError(2)
 
-    outcomes = run_threads(range(3), lambda rank, store: set_up(store, rank, 3, api=Failing() if rank == 0 else None))
+    outcomes = run_threads(
+        range(3), lambda rank, store: set_up(store, rank, 3, timeout=TIMEOUT_S, api=Failing() if rank == 0 else None)
+    )
     expect(outcomes, TransportError, "rank 0", "could not make a unique id", "NCCL result 2", within=AT_ONCE_S)
 
 
@@ -96,7 +66,7 @@ def test_a_unique_id_that_takes_too_long() -> None:
 
     def body(rank: int, store: Any) -> None:
         try:
-            set_up(store, rank, 3, api=Slow() if rank == 0 else None)
+            set_up(store, rank, 3, timeout=TIMEOUT_S, api=Slow() if rank == 0 else None)
         finally:
             if rank == 2:
                 others_gave_up.set()
@@ -153,7 +123,9 @@ def test_a_communicator_that_is_never_made() -> None:
             given_up.wait(20)
             return self.nccl.NcclCommunicator(*args)
 
-    outcomes = run_threads(range(3), lambda rank, store: set_up(store, rank, 3, api=Hanging() if rank == 1 else None))
+    outcomes = run_threads(
+        range(3), lambda rank, store: set_up(store, rank, 3, timeout=TIMEOUT_S, api=Hanging() if rank == 1 else None)
+    )
     given_up.set()  # so that no thread is left behind
     expect(outcomes, CollectiveTimeoutError, "making the NCCL communicator", within=TIMEOUT_S + LATE_S)
     assert not settle(lambda: [each.name for each in threading.enumerate() if each.name == "microddp-nccl-setup"])
@@ -182,102 +154,3 @@ def test_a_rank_dies_as_it_makes_the_communicator(nursery: Zygote, victim: int) 
                 assert kind == "TransportError"
                 assert f"lost its connection to rank {victim}" in text
                 assert raised - struck < 2.0
-
-
-class Sick:
-    """A communicator whose asynchronous error comes from the test."""
-
-    def __init__(self, communicator: Any, error: list[Exception]) -> None:
-        self._communicator, self._error = communicator, error
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._communicator, name)
-
-    def check_async_error(self) -> None:
-        if self._error:
-            raise self._error[0]
-
-
-@pytest.mark.parametrize("what", ["NCCL", "KeyError", "device"])
-def test_an_error_of_the_device_is_raised_by_every_rank(what: str) -> None:
-    """What NCCL reports after a collective is no success, even if the stream has gone on."""
-    errors: list[Exception] = []
-
-    class SickApi(Api):
-        def NcclCommunicator(self, *args: Any) -> Any:
-            return Sick(self.nccl.NcclCommunicator(*args), errors)
-
-    def body(rank: int, store: Any) -> None:
-        runtime = StandInRuntime(blocking=False)
-        transport = set_up(store, rank, 3, timeout=20.0, runtime=runtime, api=SickApi() if rank == 1 else None)
-        with Communicator(transport, timeout=20.0) as comm:
-            comm.all_reduce(torch.ones(10))
-            comm.synchronize()
-            comm.barrier()
-            if rank == 1 and what == "device":
-                runtime.failure = RuntimeError("an illegal address")
-            elif rank == 1:
-                errors.append(KeyError(8) if what == "KeyError" else transport.api.NcclError(3))
-            comm.all_reduce(torch.ones(10))
-            deadline = time.monotonic() + 10
-            while rank != 1 and not has_failed(comm) and time.monotonic() < deadline:
-                time.sleep(0.001)
-            comm.synchronize()
-
-    outcomes = run_threads(range(3), body)
-    text = {"NCCL": "NCCL result 3", "KeyError": "NCCL result 8", "device": "an illegal address"}[what]
-    expect(outcomes, TransportError, "rank 1", text, within=AT_ONCE_S + 1)
-    assert "all_reduce by" in str(outcomes[1].error)
-
-
-@pytest.mark.parametrize("end", ["in order", "after a failure", "twice"])
-def test_nothing_is_left_behind(end: str) -> None:
-    """No descriptor, no thread; a second close does nothing, and what is closed says so."""
-
-    def body(rank: int, store: Any) -> None:
-        runtime = StandInRuntime(blocking=False)
-        comm = Communicator(set_up(store, rank, 3, timeout=20.0, runtime=runtime), timeout=20.0)
-        comm.all_reduce(torch.ones(10), algorithm="direct")
-        comm.synchronize()
-        comm.barrier()
-        if end == "after a failure":
-            if rank == 1:
-                comm._transport.abort(RuntimeError("enough"))
-            with pytest.raises((ClosedError, RemoteError), match="enough"):
-                comm.barrier()
-        for _ in range(2 if end == "twice" else 1):
-            comm.close()
-        with pytest.raises(ClosedError, match="closed"):
-            comm.all_reduce(torch.ones(10))
-        runtime.close()
-
-    for _ in range(2):  # what comes once for all is there after the first time
-        before = resources()
-        assert all(each.error is None for each in run_threads(range(3), body).values())
-    assert not settle(lambda: more_than(before))
-
-
-def test_a_set_up_that_failed_leaves_nothing_behind() -> None:
-    def body(rank: int, store: Any) -> None:
-        runtime = OnOneDevice(blocking=False)
-        try:
-            set_up(store, rank, 2, runtime=runtime)
-        finally:
-            runtime.close()
-
-    for _ in range(2):
-        before = resources()
-        assert all(isinstance(each.error, TransportError) for each in run_threads(range(2), body).values())
-    assert not settle(lambda: more_than(before))
-
-
-def resources() -> tuple[int, int]:
-    """Descriptors and threads. A store's connection ends with the object, which cycles may keep for a while."""
-    gc.collect()
-    return num_descriptors(), threading.active_count()
-
-
-def more_than(before: tuple[int, int]) -> list[str]:
-    descriptors, threads = resources()
-    more = [f"{descriptors - before[0]} more descriptors"] * (descriptors > before[0])
-    return more + [each.name for each in threading.enumerate()] * (threads > before[1])

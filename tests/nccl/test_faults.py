@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.nccl import faults_cases as cases
+from tests.nccl import faults_setup_cases
 from tests.nccl.faults_tools import Rank, Zygote, zygote
 
 pytestmark = pytest.mark.timeout(60)
@@ -69,7 +70,7 @@ def test_a_killed_rank_is_named_by_all_others(nursery: Zygote, world_size: int, 
     groups = 3 * ((victim + world_size) % 2)  # before its first group, or after some
     hosts = victim == 0 or world_size == 3  # the store is in rank 0's process
     args = algorithm, victim, "kill", groups, 20.0, hosts
-    with nursery.ranks(cases.fall, world_size, *args, hurry=FULL) as ranks:
+    with nursery.ranks(cases.fall, world_size, *args, hurry=FULL or world_size > 2) as ranks:
         struck = strike(ranks, victim)
         for each in survivors(ranks, victim):
             (kind, text), raised = each.wait_for("raised")
@@ -127,7 +128,7 @@ def test_who_is_elsewhere_learns_of_a_death_at_its_next_call(nursery: Zygote) ->
 
 @pytest.mark.parametrize("hosts", [False, True] if FULL else [True])
 def test_rank_0_dies_before_it_publishes_the_id(nursery: Zygote, hosts: bool) -> None:
-    with nursery.ranks(cases.never_an_id, 3, "kill", hosts, 20.0, hurry=True) as ranks:
+    with nursery.ranks(faults_setup_cases.never_an_id, 3, "kill", hosts, 20.0, hurry=True) as ranks:
         _, struck = ranks[0].wait_for("struck")
         for each in ranks[1:]:
             (kind, text), raised = each.wait_for("raised")

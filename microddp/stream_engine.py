@@ -123,7 +123,7 @@ class StreamEngine:
                     self.transport.prepare(actions.edges, deadline)
                 with runtime.guard(), runtime.on(self.transport.kernels):
                     done = self._play(exchange, actions, caller, store, trace)
-                return Enqueued(exchange.submit(done, (lanes, actions)), done, caller, runtime)
+                return Enqueued(exchange.submit(done, (lanes, actions, store)), done, caller, runtime)
             except BaseException as error:
                 self.transport.abort(error)
                 raise

@@ -86,12 +86,13 @@ def test_two_graphs_and_eager_calls_between_them_on_other_streams() -> None:
     on_devices(3, body)
 
 
-def test_replays_follow_eager_calls_of_other_streams_that_are_still_pending() -> None:
-    """Both use the transport's streams: the replay starts after the call before it, whoever is held up."""
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_replays_follow_eager_calls_of_other_streams_that_are_still_pending(world_size: int) -> None:
+    """The replay starts after the call before it, whoever is held up, and the call after it after that."""
 
     def body(device: Device) -> None:
         runtime, comm = device.runtime, device.comm
-        x, other = torch.full((NUMEL,), device.rank + 1.0), torch.full((NUMEL,), device.rank + 1.0)
+        x, y, other = (torch.full((NUMEL,), device.rank + 1.0) for _ in range(3))
         graph = comm.capture_all_reduce(x, algorithm="ring")
         comm.all_reduce(other.clone(), algorithm="ring")
         held = runtime.new_stream()
@@ -101,14 +102,17 @@ def test_replays_follow_eager_calls_of_other_streams_that_are_still_pending() ->
                 eager = comm.all_reduce(other, algorithm="ring", async_op=True)
             graph.replay()
             found = device.look(x)
-            after = comm.all_reduce(x, algorithm="ring", async_op=True)
+            with runtime.on(runtime.new_stream()):
+                after = comm.all_reduce(y, algorithm="ring", async_op=True)
+            with pytest.raises(TimeoutError):
+                after.synchronize(0.05)
             assert not found and not eager.done() and not after.done()
             device.meet()
         comm.synchronize()
         device.finish()
-        assert other.tolist() == found[0].tolist() == total(2) and x.tolist() == total(2, 2.0)
+        assert other.tolist() == found[0].tolist() == y.tolist() == total(world_size)
 
-    on_devices(2, body)
+    on_devices(world_size, body)
 
 
 def test_several_calls_in_a_capture_of_the_users() -> None:

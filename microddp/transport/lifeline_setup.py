@@ -16,7 +16,10 @@ import json
 import secrets
 import socket
 import time
+from dataclasses import asdict
 from typing import Any, Final
+
+from torch.distributed import DistNetworkError
 
 from microddp.errors import TransportError
 from microddp.transport.addresses import is_loopback, local_address
@@ -28,6 +31,7 @@ __all__ = ["connect_ring"]
 FIRST_PAUSE_S: Final = 0.002
 MAX_PAUSE_S: Final = 0.05
 MAX_STRANGERS: Final = 32
+REASON_GRACE_S: Final = 0.5
 
 TOKEN_KEY: Final = "lifeline/token"
 
@@ -48,6 +52,8 @@ def connect_ring(store: Any, rank: int, world_size: int, timeout: float, address
     except TransportError:  # some of which are OSErrors too
         raise
     except (RuntimeError, OSError) as error:  # the store's, or a socket's
+        if isinstance(error, DistNetworkError):
+            setup.ask_neighbours()
         raise setup.failed(f"{type(error).__name__}: {error}") from error
     finally:
         setup.end()
@@ -115,6 +121,20 @@ class _Setup:
         if not self.is_complete() and time.monotonic() >= self._deadline:
             raise self.failed(f"{self._describe_absent()} within {self._timeout:g} s")
 
+    def ask_neighbours(self) -> None:
+        """The store is gone: waits a moment for a neighbour's connection to tell which rank died with it.
+
+        Raises:
+            TransportError: it has told.
+        """
+        until = time.monotonic() + REASON_GRACE_S
+        while (remaining := until - time.monotonic()) > 0:
+            known = [link for link in (self._previous, self._next) if link is not None]
+            wait_for(known, [], remaining)
+            for link in known:
+                link.read()
+                self._check(link)
+
     def result(self) -> tuple[Link, Link]:
         """The links."""
         assert self._previous is not None and self._next is not None
@@ -139,9 +159,13 @@ class _Setup:
     def _published(self, suspicion: Failure) -> TransportError:
         context = f"rank {self._rank} of {self._world_size}, connecting to the ranks beside it"
         try:
-            return self._board.publish(suspicion).exception(context)
+            failure = self._board.publish(suspicion)
         except (RuntimeError, OSError):
-            return suspicion.exception(context)
+            failure = suspicion
+        for link in (self._previous, self._next):
+            if link is not None:
+                link.send({"failure": asdict(failure)})  # not all may learn of it from the store
+        return failure.exception(context)
 
     def _look_into_store(self) -> None:
         failure = self._board.failure()

@@ -128,7 +128,7 @@ def test_who_is_elsewhere_learns_of_a_death_at_its_next_call(nursery: Zygote) ->
 
 @pytest.mark.parametrize("hosts", [False, True] if FULL else [True])
 def test_rank_0_dies_before_it_publishes_the_id(nursery: Zygote, hosts: bool) -> None:
-    with nursery.ranks(faults_setup_cases.never_an_id, 3, "kill", hosts, 20.0, hurry=True) as ranks:
+    with nursery.ranks(faults_setup_cases.never_an_id, 4, "kill", hosts, 20.0, hurry=True) as ranks:
         _, struck = ranks[0].wait_for("struck")
         for each in ranks[1:]:
             (kind, text), raised = each.wait_for("raised")

@@ -23,7 +23,7 @@ __all__ = ["FULL_SIZES", "SLICES", "WORLD_SIZES", "Played", "jobs_for", "play_in
 
 WORLD_SIZES = range(1, 9)
 FULL_SIZES = (1, 2, 3, 4)  # where "full" means every cell; beyond, each cell at one size
-SHARES = {1: 24, 2: 8, 3: 16, 4: 20, 5: 40, 6: 56, 7: 72, 8: 88}
+SHARES = {1: 40, 2: 10, 3: 24, 4: 40, 5: 72, 6: 104, 7: 136, 8: 168}
 """In a sample: one in so many cells. A job takes about the square of the world size."""
 
 SLICES: tuple[tuple[int | None, int | None], ...] = ((32, 2), (48, 3), (None, None))

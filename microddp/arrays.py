@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 from collections.abc import Sequence
@@ -179,7 +180,15 @@ def check_out(out: Operand, source: Operand, shape: Sequence[int]) -> bool:
 
 
 def new_like(source: Operand, shape: Sequence[int], runtime: DeviceRuntime | None = None) -> Operand:
-    """A fresh array of the same kind, element type and device as the source's."""
+    """A fresh array of the same kind, element type and device as the source's.
+
+    Its memory belongs to the stream on which the caller works on the source: there it can be freed while in use.
+    """
+    with runtime.on(runtime.caller_stream(source.array)) if runtime else contextlib.nullcontext():
+        return _empty_like(source, shape, runtime)
+
+
+def _empty_like(source: Operand, shape: Sequence[int], runtime: DeviceRuntime | None) -> Operand:
     tensor = torch.empty(tuple(shape), dtype=source.tensor.dtype, device=source.tensor.device)
     if isinstance(source.array, torch.Tensor):
         return Operand(tensor, tensor)

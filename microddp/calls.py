@@ -209,21 +209,21 @@ class Calls:
                 return None
             with runtime.guard(), runtime.on(runtime.caller_stream(job.array)):
                 data = job.load()
-            is_loaded = True
-            enqueued = engine.run(
-                prepared.plan,
-                data,
-                prepared.op,
-                prepared.header_of(sequence),
-                deadline,
-                types=prepared.types,
-                owner=job.owner,
-                store=partial(job.store, data),
-                array=job.array,
-                keep=keep,
-            )
-            if not async_op:
-                enqueued.join(job.array)
+                is_loaded = True
+                enqueued = engine.run(
+                    prepared.plan,
+                    data,
+                    prepared.op,
+                    prepared.header_of(sequence),
+                    deadline,
+                    types=prepared.types,
+                    owner=job.owner,
+                    store=partial(job.store, data),
+                    array=job.array,
+                    keep=keep,
+                )
+                if not async_op:
+                    enqueued.join(job.array)
         except BaseException as error:
             self._break(f"{name} failed: {type(error).__name__}: {_headline(error)}")
             if not is_loaded:

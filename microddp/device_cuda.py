@@ -97,14 +97,20 @@ class CudaRuntime(DeviceRuntime):
             return torch.cuda.is_current_stream_capturing()
 
     def capture(self, stream: torch.cuda.Stream, enqueue: Callable[[], object]) -> _CudaGraph:
-        """See ``DeviceRuntime.capture``. Other threads may use the device meanwhile, but not wait for it."""
+        """See ``DeviceRuntime.capture``. Other threads may use the device meanwhile.
+
+        The mode is "relaxed", since kernels may be loaded for the first time here: those for another alignment, say.
+        """
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(stream):
-            graph.capture_begin(capture_error_mode="thread_local")
+            graph.capture_begin(capture_error_mode="relaxed")
             try:
                 enqueue()
-            finally:
-                graph.capture_end()
+            except BaseException:
+                with contextlib.suppress(RuntimeError):  # the capture may be invalid: what was raised first says why
+                    graph.capture_end()
+                raise
+            graph.capture_end()
         return _CudaGraph(graph)
 
     def identity(self) -> str:
@@ -115,8 +121,11 @@ class CudaRuntime(DeviceRuntime):
         """Puts this thread's view of captures at "relaxed", so that its queries do not break those of other threads.
 
         torch has no call for that; without the driver's, graphs that a user captures in torch's default mode fail when
-        a collective from before the capture is still running.
+        a collective from before the capture is still running. The device becomes the thread's current one: a query
+        could make a context on the first GPU else, which takes its memory.
         """
+        with contextlib.suppress(RuntimeError):  # the queries will say so too
+            torch.cuda.set_device(self.device)
         with contextlib.suppress(OSError, AttributeError):
             mode = ctypes.c_int(_RELAXED)
             ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))

@@ -125,6 +125,8 @@ class StreamEngine:
                     done = self._play(exchange, actions, caller, store, trace)
                 return Enqueued(exchange.submit(done, (lanes, actions, store)), done, caller, runtime)
             except BaseException as error:
+                if is_captured:
+                    self._rejoin(caller)
                 self.transport.abort(error)
                 raise
 
@@ -141,6 +143,16 @@ class StreamEngine:
         """Forgets all views."""
         self.programs.clear()
         self._captured.clear()
+
+    def _rejoin(self, caller: Stream) -> None:
+        """After a failure: a capture cannot be ended, by whoever began it, before its streams have come together."""
+        runtime = self.transport.runtime
+        with contextlib.suppress(RuntimeError):  # the capture is invalid, or the device has failed
+            for stream in (self.transport.groups, self.transport.kernels):
+                if runtime.is_capturing(stream):
+                    event = runtime.new_event()
+                    runtime.record(event, stream)
+                    runtime.wait(caller, event)
 
     def _actions(self, plan: Plan, views: Views) -> _Actions:
         program = stream_program(plan, num_lanes=views.num_lanes)

@@ -24,6 +24,8 @@ DTYPES = tuple(sorted(BOOL | FLOATS | FLOATS8 | INTEGERS | UNSIGNED | COMPLEX, k
 
 _DTYPES = frozenset(DTYPES)
 
+_FLIPPED_AS = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+
 
 @dataclass(slots=True)
 class Operand:
@@ -72,13 +74,13 @@ class Operand:
         tensor = self.tensor
         if flat.data_ptr() != tensor.data_ptr() or not self.is_dense():
             values = flat.view(tensor.shape)
-            _plain(tensor).copy_(values.flip(self.flips) if self.flips else values)
+            _plain(tensor).copy_(_flipped(values, self.flips))
         if not tensor.is_inference():
             torch.autograd.graph.increment_version(tensor)
 
     def _logical(self) -> torch.Tensor:
         tensor = _plain(self.tensor)
-        return tensor.flip(self.flips) if self.flips else tensor
+        return _flipped(tensor, self.flips)
 
 
 def operand_of(array: Any, name: str, runtime: DeviceRuntime | None = None) -> Operand:
@@ -195,6 +197,14 @@ def _empty_like(source: Operand, shape: Sequence[int], runtime: DeviceRuntime | 
     if isinstance(source.array, np.ndarray):
         return Operand(tensor.numpy(), tensor)
     return Operand(runtime.to_cupy(tensor) if runtime else sys.modules["cupy"].from_dlpack(tensor), tensor)
+
+
+def _flipped(tensor: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
+    """The tensor with these dimensions reversed. torch has no flip of some types, but of others as wide."""
+    if not dims:
+        return tensor
+    carrier = _FLIPPED_AS.get(tensor.dtype)
+    return tensor.flip(dims) if carrier is None else tensor.view(carrier).flip(dims).view(tensor.dtype)
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:

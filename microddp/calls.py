@@ -18,7 +18,7 @@ from microddp.planner import Choice
 from microddp.stream_engine import StreamEngine
 from microddp.stream_work import GraphedCollective, StreamWork
 from microddp.transport.base import Transport
-from microddp.transport.stream import StreamTransport
+from microddp.transport.stream import NotCapturableError, StreamTransport
 from microddp.work import Work, Worker
 
 __all__ = ["Calls"]
@@ -174,6 +174,8 @@ class Calls:
             sequence = self._next(name)
             try:
                 yield sequence, time.monotonic() + self.timeout
+            except NotCapturableError:
+                raise
             except MicroddpError as error:
                 self._break(f"{name} failed: {type(error).__name__}: {_headline(error)}")
                 self._transport.abort(error)
@@ -224,6 +226,8 @@ class Calls:
                 )
                 if not async_op:
                     enqueued.join(job.array)
+        except NotCapturableError as error:
+            self._refuse(name, sequence, error)
         except BaseException as error:
             self._break(f"{name} failed: {type(error).__name__}: {_headline(error)}")
             if not is_loaded:

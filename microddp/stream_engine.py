@@ -13,7 +13,7 @@ import torch
 from microddp import tracing
 from microddp.device import DeviceRuntime, Event, Stream
 from microddp.plan.instructions import Plan, Recv, RecvCombine, Send
-from microddp.plan.streams import Group, Launch, Record, StreamName, Wait, stream_program
+from microddp.plan.streams import Group, Launch, Record, StreamName, StreamProgram, Wait, stream_program
 from microddp.staging import LaneTypes, StagingPool
 from microddp.transport.base import Header
 from microddp.transport.stream import StreamExchange, StreamTransport, Ticket
@@ -22,6 +22,8 @@ from microddp_kernels.launchers.base import Launcher
 from microddp_kernels.reduce_op import ReduceOp, Values
 
 __all__ = ["Enqueued", "StreamEngine"]
+
+_KEPT_PROGRAMS = 64
 
 Step = tuple[Any, Any, Any]
 """(kind of operation, what it does, on what): a plain tuple, as each is gone through once a call."""
@@ -75,6 +77,7 @@ class StreamEngine:
     def __init__(self, transport: StreamTransport, launcher: Launcher, pool: StagingPool) -> None:
         self.transport, self.launcher, self.pool = transport, launcher, pool
         self.programs: ProgramCache[_Actions] = ProgramCache(launcher, pool, self._actions)
+        self._compiled: dict[tuple[int, int], StreamProgram] = {}
         self._captured: list[object] = []  # what graphs of the caller's use, which cannot tell when they are gone
 
     def run(
@@ -142,6 +145,7 @@ class StreamEngine:
     def clear(self) -> None:
         """Forgets all views."""
         self.programs.clear()
+        self._compiled.clear()
         self._captured.clear()
 
     def _rejoin(self, caller: Stream) -> None:
@@ -154,8 +158,17 @@ class StreamEngine:
                     runtime.record(event, stream)
                     runtime.wait(caller, event)
 
+    def _program(self, plan: Plan, num_lanes: int) -> StreamProgram:
+        """Compiled once for a plan, also where its views are made anew for each call (of a CuPy array, say)."""
+        found = self._compiled.get((id(plan), num_lanes))
+        if found is None or found.plan is not plan:
+            if len(self._compiled) >= _KEPT_PROGRAMS:
+                self._compiled.pop(next(iter(self._compiled)))
+            found = self._compiled[id(plan), num_lanes] = stream_program(plan, num_lanes=num_lanes)
+        return found
+
     def _actions(self, plan: Plan, views: Views) -> _Actions:
-        program = stream_program(plan, num_lanes=views.num_lanes)
+        program = self._program(plan, views.num_lanes)
         steps: list[Step] = []
         for each in program.operations:
             if isinstance(each, Group):

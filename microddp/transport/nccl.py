@@ -26,7 +26,7 @@ from microddp.transport.nccl_exchange import NcclExchange
 from microddp.transport.nccl_group import PreparedGroup, prepare_group
 from microddp.transport.nccl_setup import Setup, connect, end_bounded
 from microddp.transport.noticeboard import STORE_TIMEOUT_S, Failure
-from microddp.transport.stream import StreamTransport
+from microddp.transport.stream import NotCapturableError, StreamTransport
 from microddp.transport.stream_board import StreamBoard
 from microddp.transport.stream_meeting import meet_ranks
 from microddp.transport.stream_reports import StreamReports
@@ -123,7 +123,7 @@ class NcclTransport(StreamTransport):
         self._check_usable(header)
         history = self.reports.history
         if self.world_size > 1 and not history.is_known(header):
-            raise TransportError(
+            raise NotCapturableError(
                 f"rank {self.rank} of {self.world_size}: {header.collective} of {header.dtype}{list(header.shape)} by "
                 f"{header.algorithm} is captured before it has run: call it once, on all ranks, before the capture"
             )

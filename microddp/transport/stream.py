@@ -10,7 +10,11 @@ from microddp.device import DeviceRuntime
 from microddp.errors import TransportError
 from microddp.transport.base import Exchange, Header, Transfer, Transport
 
-__all__ = ["StreamExchange", "StreamTransport", "Ticket"]
+__all__ = ["NotCapturableError", "StreamExchange", "StreamTransport", "Ticket"]
+
+
+class NotCapturableError(TransportError):
+    """A collective cannot be captured into a graph, or not yet; nothing has happened."""
 
 
 class Ticket(ABC):
@@ -76,9 +80,9 @@ class StreamTransport(Transport):
         """Begins a collective that is captured into a graph: nothing runs now, so nothing is watched or waited for.
 
         Raises:
-            TransportError: it cannot be captured, or was never run before (its peers may not be connected yet).
+            NotCapturableError: it cannot be, or was never run before (its peers may not be connected yet).
         """
-        raise TransportError(f"the {self.name} transport cannot be captured into graphs")
+        raise NotCapturableError(f"the {self.name} transport cannot be captured into graphs")
 
     def group(self, transfers: Sequence[Transfer]) -> Any:
         """What is to be enqueued again and again, checked and worked out once. May not keep the tensors."""

@@ -190,7 +190,7 @@ def _alternate(
         for index, way in enumerate(ways):
             way.prepare()
             _settle(target.device)
-            comm.barrier()
+            _meet(comm, target.device)
             start = time.perf_counter()
             way.call()
             _settle(target.device)
@@ -212,6 +212,18 @@ def _choice(comm: Communicator, call: Callable[[], object]) -> str:
 def _settle(device: torch.device) -> None:
     """Waits for the GPU; what is on the CPU is done when its call returns."""
     if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _meet(comm: Communicator, device: torch.device) -> None:
+    """All ranks go on from here at the same time, but for microseconds.
+
+    Over NCCL a barrier asks a store, again and again, and lets ranks go milliseconds apart: what waits for the last
+    one would be timed. What all GPUs have just done together ends at the same time.
+    """
+    comm.barrier()
+    if device.type == "cuda":
+        comm.all_reduce(torch.zeros(1, dtype=torch.int32, device=device))
         torch.cuda.synchronize(device)
 
 

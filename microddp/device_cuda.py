@@ -52,9 +52,8 @@ class CudaRuntime(DeviceRuntime):
     def caller_stream(self, array: Any = None) -> torch.cuda.Stream:
         """See ``DeviceRuntime.caller_stream``."""
         if type(array).__module__.partition(".")[0] == "cupy":
-            cupy = sys.modules["cupy"]
-            with cupy.cuda.Device(self.device.index):
-                pointer = cupy.cuda.get_current_stream().ptr
+            # Asked by number: CuPy's way to switch devices could make a context on the one that it switches back to.
+            pointer = sys.modules["cupy"].cuda.get_current_stream(self.device.index).ptr
             if pointer in (0, 1):  # both are CUDA's default stream; torch would make a new stream of a null pointer
                 return torch.cuda.default_stream(self.device)
             return torch.cuda.ExternalStream(pointer, device=self.device)

@@ -129,15 +129,21 @@ class Flight(Ticket):
 
 
 class NcclExchange(StreamExchange):
-    """The transfers of one collective."""
+    """The transfers of one collective.
+
+    Attributes:
+        header, deadline: of the collective.
+    """
 
     def __init__(self, transport: NcclTransport, header: Header, deadline: float, *, is_captured: bool = False) -> None:
         self.header = header
-        self._transport, self._deadline, self._is_captured = transport, deadline, is_captured
+        self.deadline = deadline
+        self._transport, self._is_captured = transport, is_captured
         self._marks: list[Mark] = []
         self._step = -1
         self._steps: set[int] = set()
         self._tickets: list[Flight] = []
+        transport.watchdog.start()
 
     def enqueue(self, group: Sequence[Transfer] | PreparedGroup) -> None:
         """See ``StreamExchange.enqueue``. Marks the end of each step, so that it can be told where a peer is missing.
@@ -162,7 +168,7 @@ class NcclExchange(StreamExchange):
         """See ``StreamExchange.submit``."""
         transport = self._transport
         self._leave()
-        flight = Flight(transport, self.header, self._deadline, self._marks, done, kept)
+        flight = Flight(transport, self.header, self.deadline, self._marks, done, kept)
         if self._is_captured:
             flight.end(well=True)
         else:
@@ -180,7 +186,7 @@ class NcclExchange(StreamExchange):
         event = runtime.new_event()
         runtime.record(event, self._transport.groups)
         flight = Flight(
-            self._transport, self.header, self._deadline, [(str(prepared), prepared.step, event)], event, group
+            self._transport, self.header, self.deadline, [(str(prepared), prepared.step, event)], event, group
         )
         self._transport.watchdog.add(flight)
         self._tickets.append(flight)
@@ -195,13 +201,13 @@ class NcclExchange(StreamExchange):
         """See ``Exchange.finish``. Blocks the host; without transfers it meets the other ranks in the store."""
         self.wait(self._tickets)
         if not self._tickets and self._transport.world_size > 1:
-            self._transport.meet(self.header, self._deadline)
+            self._transport.meet(self.header, self.deadline)
         self._leave()
 
     def _connect(self, group: PreparedGroup) -> None:
         """Here, where it has a deadline: NCCL would do so within the group, for ever if a peer does not come."""
         try:
-            self._transport.prepare([(peer, is_send) for is_send, _, _, peer in group.calls], self._deadline)
+            self._transport.prepare([(peer, is_send) for is_send, _, _, peer in group.calls], self.deadline)
         except TransportError as error:
             error.args = (f"{self._context(group)}: {error}",)
             raise

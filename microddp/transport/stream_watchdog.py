@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 __all__ = ["StreamWatchdog"]
 
 _BUSY_S: Final = 0.02
+_IDLE_S: Final = 1.0
+_ENQUEUE_GRACE_S: Final = 3.0
+"""How long after its deadline a collective may still be connecting, or meeting the others: they have deadlines of their
+own, and say more."""
+
 _REMOTE_ERROR: Final = 6
 _CAUSE_GRACE_S, _EFFECT_GRACE_S = 0.4, 0.7
 """How long an error of NCCL waits for a better explanation: of a rank whose collective does not fit, or, longer, where
@@ -59,12 +64,20 @@ class StreamWatchdog:
         with self._lock:
             self._flights.append(flight)
             is_first = len(self._flights) == 1
+        self.start()
+        if is_first:
+            self._wake.set()
+
+    def start(self) -> None:
+        """Watches the collective that is being enqueued, too: loading a kernel waits for the device, and so does what
+        finds the device's queue full; if a peer does not come, for ever."""
+        if self._thread is not None:
+            return
+        with self._lock:
             if self._thread is None and not self._stopping:
                 name = f"microddp-watchdog-{self._transport.rank}"
                 self._thread = threading.Thread(target=self._run, name=name, daemon=True)
                 self._thread.start()
-        if is_first:
-            self._wake.set()
 
     def oldest(self) -> Flight | None:
         """The first collective that has not ended."""
@@ -104,7 +117,7 @@ class StreamWatchdog:
         self._transport.runtime.watch()
         while not self._stopping:
             busy = self.oldest() is not None
-            self._wake.wait(_BUSY_S if busy else None)
+            self._wake.wait(_BUSY_S if busy else _IDLE_S)
             self._wake.clear()
             if self._transport.failure is not None:
                 self._abort()
@@ -121,6 +134,7 @@ class StreamWatchdog:
                 self._flights = [each for each in self._flights if not each.ended_well]
             flight = self.oldest()
             if flight is None:
+                self._look_at_caller()
                 return
             transport.check_device()
         except Exception as error:
@@ -133,6 +147,16 @@ class StreamWatchdog:
             return
         if time.monotonic() >= flight.deadline:
             self._time_out(flight)
+
+    def _look_at_caller(self) -> None:
+        """Times out a collective whose caller has been held up on the host, enqueueing it."""
+        exchange = self._transport.open_exchange
+        if exchange is None or time.monotonic() < exchange.deadline + _ENQUEUE_GRACE_S:
+            return
+        rank = self._transport.rank
+        missing = self.describe_missing(exchange.header)
+        text = f"the deadline passed on rank {rank}, which has not enqueued all of it{missing}"
+        self._settle(Failure("timeout", rank, text), 0.0)
 
     def _alarm(self, flight: Flight) -> None:
         """Has the headers compared at once."""

@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -57,6 +58,9 @@ class Seat:
         options.setdefault("timeout", SETUP_S)
         if "runtime" not in options:
             options["runtime"] = StandInRuntime(blocking=False)  # a caller's host does not wait, as on a GPU
+        # At exit, after the transport, which is made later: a device's streams are no threads of Python's, and what
+        # these do must have ended before Python does.
+        weakref.finalize(Seat, options["runtime"].close)
         return NcclTransport(PrefixStore("faults", self.store()), self.rank, self.world_size, address=HOST, **options)
 
     def communicator(self, timeout: float, **options: Any) -> Communicator:
@@ -118,10 +122,11 @@ def fall(seat: Seat, algorithm: str, victim: int, how: str, groups: int, timeout
     """``victim`` falls in mid-collective, before it begins its group number ``groups``."""
     seat.hosts_store = hosts
     api = Saboteur(lambda: strike(seat, how))
-    with seat.communicator(timeout, api=api) as comm:
+    with seat.communicator(SETUP_S, api=api) as comm:
         comm.all_reduce(values(), algorithm=algorithm)
         comm.synchronize()
         comm.barrier()
+        comm.timeout = timeout
         if seat.rank == victim:
             api.arm(groups)
         if seat.rank == victim:
@@ -166,9 +171,10 @@ def endless(seat: Seat, algorithm: str) -> None:
 
 def never_comes(seat: Seat, absent: int, known: bool, timeout: float) -> None:
     """``absent`` never calls the collective, which is ``known`` or new to all."""
-    with seat.communicator(timeout) as comm:
+    with seat.communicator(SETUP_S) as comm:
         comm.all_reduce(values(), algorithm="ring")
         comm.synchronize()
+        comm.timeout = timeout
         if seat.rank == absent:
             seat.hear()
         algorithm = "ring" if known else "direct"
@@ -223,7 +229,11 @@ def leaves(seat: Seat, how: str) -> None:
     if how == "half pending" and seat.rank == 0:
         comm.all_reduce(values(), algorithm="ring", async_op=True)
     if how == "failed":
-        comm.barrier() if seat.rank else comm._transport.abort(RuntimeError("enough"))
+        if seat.rank == 0:
+            seat.hear()
+            comm._transport.abort(RuntimeError("enough"))
+        else:
+            comm.barrier()
     if how == "interrupt":
         raise KeyboardInterrupt
     raise SystemExit(0)
@@ -235,9 +245,11 @@ def raises_inside(seat: Seat, culprit: int) -> None:
         comm.all_reduce(values(), algorithm="ring")
         comm.synchronize()
         if seat.rank == culprit:
+            seat.hear()
             seat.report("struck")
             raise RuntimeError("the user's own")
         with seat.reporting():
+            seat.report("calls")
             comm.all_reduce(values(), algorithm="ring")
             comm.synchronize()
 
@@ -248,8 +260,10 @@ def closes_early(seat: Seat, early: int, known: bool) -> None:
         comm.all_reduce(values(), algorithm="ring")
         comm.synchronize()
         if seat.rank == early:
+            seat.hear()
             seat.report("struck")
             return
         with seat.reporting():
+            seat.report("calls")
             comm.all_reduce(values(), algorithm="ring" if known else "direct")
             comm.synchronize()

@@ -32,7 +32,11 @@ class Outcome:
 
 def run_threads(ranks: Iterable[int], body: Callable[[int, Any], object]) -> dict[int, Outcome]:
     """``body(rank, store)`` on a thread for each of the ranks, which share a store."""
-    server = new_server()
+    with mock.patch.dict("os.environ", QUICK_NAMES):
+        return _run_threads(ranks, body, new_server())
+
+
+def _run_threads(ranks: Iterable[int], body: Callable[[int, Any], object], server: Any) -> dict[int, Outcome]:
     outcomes: dict[int, Outcome] = {}
 
     def run(rank: int) -> None:
@@ -44,11 +48,10 @@ def run_threads(ranks: Iterable[int], body: Callable[[int, Any], object]) -> dic
         outcomes[rank] = Outcome(failed, time.monotonic() - began)
 
     threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in ranks]
-    with mock.patch.dict("os.environ", QUICK_NAMES):
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(LIMIT_S)
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_S)
     assert not any(thread.is_alive() for thread in threads), "a rank hangs"
     for rank, outcome in sorted(outcomes.items()):
         print(f"rank {rank}: {outcome}")

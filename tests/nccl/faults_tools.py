@@ -183,11 +183,12 @@ class Zygote:
 @contextmanager
 def zygote() -> Iterator[Zygote]:
     """A zygote, which none of its ranks outlives."""
-    made = Zygote()
-    try:
-        yield made
-    finally:
-        made.close()
+    with mock.patch.dict("os.environ", QUICK_NAMES):  # for the threads of stores too, which live longer than a call
+        made = Zygote()
+        try:
+            yield made
+        finally:
+            made.close()
 
 
 def new_server() -> Any:

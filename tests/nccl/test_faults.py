@@ -213,7 +213,7 @@ def test_a_rank_that_lets_no_thread_run_is_no_failure(nursery: Zygote, busy: int
 @pytest.mark.parametrize("known", [True, False] if FULL else [False])
 def test_a_rank_that_closes_is_no_timeout(nursery: Zygote, known: bool) -> None:
     with nursery.ranks(cases.closes_early, 3, 1, known, hurry=True) as ranks:
-        _, struck = ranks[1].wait_for("struck")
+        struck = strike(ranks, 1)
         for each in survivors(ranks, 1):
             (kind, text), raised = each.wait_for("raised")
             assert kind == "TransportError" and "rank 1 closed its transport" in text
@@ -223,7 +223,7 @@ def test_a_rank_that_closes_is_no_timeout(nursery: Zygote, known: bool) -> None:
 
 def test_an_exception_of_the_users_reaches_all(nursery: Zygote) -> None:
     with nursery.ranks(cases.raises_inside, 3, 2, hurry=True) as ranks:
-        _, struck = ranks[2].wait_for("struck")
+        struck = strike(ranks, 2)
         for each in survivors(ranks, 2):
             (kind, text), raised = each.wait_for("raised")
             assert kind == "RemoteError"
@@ -238,6 +238,10 @@ WAYS = ["close", "twice", "exit", "pending", "half pending", "failed", "one clos
 @pytest.mark.parametrize("how", WAYS if FULL else ["exit", "half pending"])
 def test_every_way_to_leave_ends_soon(nursery: Zygote, how: str) -> None:
     with nursery.ranks(cases.leaves, 2, how) as ranks:
+        for each in ranks:
+            each.wait_for("leaves")
+        if how == "failed":
+            ranks[0].tell("fail")
         for each in ranks:
             _, leaves = each.wait_for("leaves")
             failed = how == "interrupt" or (how == "failed" and each.rank == 1)

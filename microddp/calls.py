@@ -47,6 +47,7 @@ class Calls:
         self._sequence = 0
         self._refusal: str | None = None
         self._is_closed = False
+        self._capture_stream: Any = None  # one for all captures: torch has 32 in all
         self._graphs: weakref.WeakSet[GraphedCollective[Any]] = weakref.WeakSet()
 
     @property
@@ -90,8 +91,10 @@ class Calls:
         with self._turn(name) as (sequence, _), runtime.guard():
             job = self._checked(name, check, sequence)
             array, job.array = job.array, None  # within the capture its stream counts, whatever the array is
-            stream = runtime.new_stream()
-            graph = runtime.capture(stream, lambda: self._enqueue(name, job, sequence, False, kept.append))
+            self._capture_stream = self._capture_stream or runtime.new_stream()
+            graph = runtime.capture(
+                self._capture_stream, lambda: self._enqueue(name, job, sequence, False, kept.append)
+            )
         kept.append(job)
         made: GraphedCollective[Any] = GraphedCollective(
             transport, graph, job.prepared, array, job.result, kept, partial(self._turn, name)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Generic, TypeVar
 
-from microddp.device import Graph
-from microddp.errors import ClosedError
+from microddp.device import Event, Graph, Stream
+from microddp.errors import ClosedError, MicroddpError
 from microddp.planner import Prepared
 from microddp.stream_engine import Enqueued
-from microddp.transport.stream import StreamTransport
+from microddp.transport.stream import StreamTransport, Ticket
 from microddp.work import Work
 
 __all__ = ["GraphedCollective", "StreamWork"]
@@ -82,6 +83,7 @@ class GraphedCollective(Generic[Result]):
         self.result = result
         self._transport, self._graph, self._prepared = transport, graph, prepared
         self._array, self._kept, self._turn = array, kept, turn
+        self._latest: Ticket | None = None
         self._is_closed = False
 
     def replay(self) -> Result:
@@ -91,27 +93,42 @@ class GraphedCollective(Generic[Result]):
 
         Raises:
             ClosedError: this, or the communicator, was closed, or an earlier collective failed.
+            RuntimeError: the caller's stream is being captured.
         """
         if self._is_closed:
             raise ClosedError("this graph was closed")
         transport = self._transport
         runtime = transport.runtime
+        caller = runtime.caller_stream(self._array)
+        if runtime.is_capturing(caller):
+            raise RuntimeError("a graph cannot be replayed within a capture: capture the call itself")
         with self._turn() as (sequence, deadline), runtime.guard():
             exchange = transport.open(self._prepared.header_of(sequence), deadline)
-            caller = runtime.caller_stream(self._array)
-            before, done = runtime.new_event(), runtime.new_event()
-            runtime.record(before, transport.kernels)  # the collective before, which may have had another caller
-            runtime.wait(caller, before)
-            self._graph.launch(caller)
-            runtime.record(done, caller)
-            for stream in (transport.groups, transport.kernels):
-                runtime.wait(stream, done)
-            exchange.submit(done, self)
+            try:
+                done = self._launch(caller)
+            except BaseException as error:
+                transport.abort(error)
+                raise
+            self._latest = exchange.submit(done, self)
         return self.result
 
     def close(self) -> None:
-        """Lets go of the graph and its memory, once the device is done with it. Idempotent."""
+        """Lets go of the graph and its memory, after the host has waited for the latest replay. Idempotent."""
         if not self._is_closed:
             self._is_closed = True
+            if self._latest is not None:
+                with contextlib.suppress(MicroddpError):  # told to whoever synchronizes
+                    self._latest.synchronize()
             self._graph.close()
             self._kept = None
+
+    def _launch(self, caller: Stream) -> Event:
+        transport, runtime = self._transport, self._transport.runtime
+        before, done = runtime.new_event(), runtime.new_event()
+        runtime.record(before, transport.kernels)  # the collective before, which may have had another caller
+        runtime.wait(caller, before)
+        self._graph.launch(caller)
+        runtime.record(done, caller)
+        for stream in (transport.groups, transport.kernels):
+            runtime.wait(stream, done)
+        return done

@@ -177,6 +177,7 @@ def test_refused_arguments_leave_a_capture_and_the_communicator_usable() -> None
         runtime, comm = device.runtime, device.comm
         x, stream = torch.zeros(NUMEL), runtime.new_stream()
         comm.all_reduce(x, algorithm="ring")
+        comm.synchronize()  # x is filled on another stream below
         for call in (lambda: comm.capture_all_reduce(x, "nonsense"), lambda: comm.capture_all_reduce([1.0])):
             with pytest.raises((ValueError, TypeError), match=f"rank {device.rank} of 2"):
                 call()

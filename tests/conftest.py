@@ -25,6 +25,10 @@ def _hear_interrupts() -> None:
 
 _hear_interrupts()
 
+# torch asks for the name of every address that its store connects to: a name server that is slow to answer, or not
+# there, must not cost five seconds each time. Read when a process, or a thread of it, first looks for a name.
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+
 GRACE_S = 5.0  # for what is already on its way out when a test module ends
 
 # "gate" tries the same examples in every run, so that a failure on one machine is one on all.

@@ -7,6 +7,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, NoReturn
 
@@ -92,12 +93,16 @@ class Calls:
             job = self._checked(name, check, sequence)
             array, job.array = job.array, None  # within the capture its stream counts, whatever the array is
             self._capture_stream = self._capture_stream or runtime.new_stream()
-            graph = runtime.capture(
-                self._capture_stream, lambda: self._enqueue(name, job, sequence, False, kept.append)
-            )
+            before = replace(transport.counters)
+            try:
+                graph = runtime.capture(
+                    self._capture_stream, lambda: self._enqueue(name, job, sequence, False, kept.append)
+                )
+            finally:
+                moves = transport.counters.rewind(before)  # nothing was moved yet
         kept.append(job)
         made: GraphedCollective[Any] = GraphedCollective(
-            transport, graph, job.prepared, array, job.result, kept, partial(self._turn, name)
+            transport, graph, job.prepared, array, job.result, kept, moves, partial(self._turn, name)
         )
         self._graphs.add(made)
         return made

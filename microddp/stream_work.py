@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
+from microddp import tracing
 from microddp.device import Event, Graph, Stream
 from microddp.errors import ClosedError, MicroddpError
 from microddp.planner import Prepared
 from microddp.stream_engine import Enqueued
+from microddp.transport.base import Counters, Header
 from microddp.transport.stream import StreamTransport, Ticket
 from microddp.work import Work
 
@@ -74,15 +77,18 @@ class GraphedCollective(Generic[Result]):
         array: Any,
         result: Result,
         kept: object,
+        moves: Counters,
         turn: Turn,
     ) -> None:
         """Args:
-        turn: a context in which the communicator is this caller's: gives a sequence number and a deadline.
         kept: what the graph uses.
+        moves: what each replay moves.
+        turn: a context in which the communicator is this caller's: gives a sequence number and a deadline.
         """
         self.result = result
         self._transport, self._graph, self._prepared = transport, graph, prepared
         self._array, self._kept, self._turn = array, kept, turn
+        self._moves = replace(moves, collectives=0)  # the exchange of a replay counts itself
         self._latest: Ticket | None = None
         self._is_closed = False
 
@@ -103,13 +109,16 @@ class GraphedCollective(Generic[Result]):
         if runtime.is_capturing(caller):
             raise RuntimeError("a graph cannot be replayed within a capture: capture the call itself")
         with self._turn() as (sequence, deadline), runtime.guard():
-            exchange = transport.open(self._prepared.header_of(sequence), deadline)
-            try:
-                done = self._launch(caller)
-            except BaseException as error:
-                transport.abort(error)
-                raise
-            self._latest = exchange.submit(done, self)
+            header = self._prepared.header_of(sequence)
+            with self._range(header):
+                exchange = transport.open(header, deadline)
+                try:
+                    done = self._launch(caller)
+                except BaseException as error:
+                    transport.abort(error)
+                    raise
+                self._latest = exchange.submit(done, self)
+            transport.counters.add(self._moves)
         return self.result
 
     def close(self) -> None:
@@ -121,6 +130,13 @@ class GraphedCollective(Generic[Result]):
                     self._latest.synchronize()
             self._graph.close()
             self._kept = None
+
+    def _range(self, header: Header) -> AbstractContextManager[object]:
+        """What a profiler shows of a replay: the whole, as the host enqueues no more than that."""
+        tracer, prepared = tracing.current(), self._prepared
+        if tracer is None:
+            return contextlib.nullcontext()
+        return tracer.collective(prepared.plan, header, prepared.op, prepared.types)
 
     def _launch(self, caller: Stream) -> Event:
         transport, runtime = self._transport, self._transport.runtime

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import Enum
 from typing import Any
 
@@ -106,7 +106,10 @@ class Header:
 
 @dataclass(slots=True)
 class Counters:
-    """Running totals of one rank, counted as transfers are posted (bytes, messages) and exchanges finish."""
+    """Running totals of one rank, counted as transfers are posted (bytes, messages) and exchanges finish.
+
+    A replay of a captured collective counts what was counted as it was captured.
+    """
 
     bytes_sent: int = 0
     bytes_received: int = 0
@@ -128,6 +131,19 @@ class Counters:
         """Sets every counter to zero."""
         for each in fields(self):
             setattr(self, each.name, 0)
+
+    def add(self, other: Counters) -> None:
+        """Adds what ``other`` has counted."""
+        for each in fields(self):
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+
+    def rewind(self, before: Counters) -> Counters:
+        """Goes back to ``before``, a copy of this; returns what was counted since."""
+        since = replace(self)
+        for each in fields(self):
+            setattr(since, each.name, getattr(self, each.name) - getattr(before, each.name))
+            setattr(self, each.name, getattr(before, each.name))
+        return since
 
 
 class Exchange(ABC):

@@ -34,7 +34,6 @@ from microddp.transport.stream_watchdog import StreamWatchdog
 
 __all__ = ["NcclTransport"]
 
-
 _CALL_S: Final = 0.5
 """How long a call of NCCL that should not block may delay an abort."""
 
@@ -94,11 +93,9 @@ class NcclTransport(StreamTransport):
         self._lock = threading.Lock()
         self._events: deque[Any] = deque()
         self._edges: set[tuple[int, bool]] = set()
-        self._set_up(store, timeout, device, runtime, api, address)
-        self.device_types = (self.runtime.device.type,)
         self._store = store  # which may hold the server that all ranks use
-        # Connections of its own: a store's calls wait for each other.
-        board = StreamBoard(clone(store), rank, world_size)
+        board = StreamBoard(self._set_up(store, timeout, device, runtime, api, address), rank, world_size)
+        self.device_types = (self.runtime.device.type,)
         self.reports = StreamReports(board, watchdog_period)
         self.watchdog = StreamWatchdog(self, self.reports)
         # At exit the last one first: a communicator over this transport ends its works and graphs before.
@@ -247,7 +244,8 @@ class NcclTransport(StreamTransport):
         """Takes events back."""
         self._events.extend(events)
 
-    def _set_up(self, store: Any, timeout: float, device: Any, runtime: Any, api: Any, address: str | None) -> None:
+    def _set_up(self, store: Any, timeout: float, device: Any, runtime: Any, api: Any, address: str | None) -> Any:
+        """Returns the store over a connection of its own: a store's calls wait for each other."""
         rank, world_size = self.rank, self.world_size
         setup = Setup(store, rank, world_size, timeout, lambda: self.failure)
         try:
@@ -263,15 +261,17 @@ class NcclTransport(StreamTransport):
             if world_size > 1:
                 setup.exchange_places(runtime.identity())
                 self._lifeline = Lifeline(
-                    store, rank, world_size, timeout=timeout, on_failure=self._hear, address=address
+                    setup.store, rank, world_size, timeout=timeout, on_failure=self._hear, address=address
                 )
                 unique_id = setup.unique_id(self.api.get_unique_id)
                 self.scratch = torch.zeros(2 * world_size, dtype=torch.uint8, device=runtime.device)
                 self.comm = setup.create(self.api, runtime, unique_id)
+            return setup.store.call(lambda: clone(store))
         except BaseException as error:
             setup.publish(error)
             if self._lifeline is not None:
                 self._lifeline.close()
+            self._end_communicator("abort")
             raise
 
     def _hear(self, failure: Failure) -> None:

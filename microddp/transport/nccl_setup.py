@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from torch.distributed import DistNetworkError
 
 from microddp.errors import CollectiveTimeoutError, TransportError
+from microddp.transport.bounded import BoundedStore, run_bounded
 from microddp.transport.nccl_api import MAX_GROUP, UINT8, describe_nccl_error
 from microddp.transport.noticeboard import Failure, Noticeboard, name_ranks
 
@@ -33,74 +34,32 @@ _END_S: Final = 2.0
 _REASON_GRACE_S: Final = 0.6
 
 
-def run_bounded(task: Callable[[], Any], deadline: float, give_up: Callable[[], Failure | None], what: str) -> Any:
-    """What ``task`` returns; it runs on a thread of its own, which is left behind (a daemon) if it does not end.
-
-    Args:
-        deadline: in ``time.monotonic()`` seconds.
-        give_up: asked again and again: a failure elsewhere that makes waiting pointless.
-        what: for the error: who does what.
-
-    Raises:
-        TransportError: the deadline passed, another rank failed, or NCCL did.
-        Exception: whatever else ``task`` raises.
-    """
-    if (known := give_up()) is not None:
-        raise known.exception(what)  # before a thread begins what nothing will end
-    done, outcome = threading.Event(), _Outcome()
-
-    def run() -> None:
-        try:
-            outcome.result = task()
-        except BaseException as error:  # raised below, on the caller's thread
-            outcome.error = error
-        finally:
-            done.set()
-
-    threading.Thread(target=run, name="microddp-nccl-setup", daemon=True).start()
-    while not done.wait(_POLL_S):
-        failure = give_up()
-        if failure is not None:
-            raise failure.exception(what)
-        if time.monotonic() >= deadline:
-            raise Failure("timeout", -1, "the deadline passed").exception(what)
-    if outcome.error is not None:
-        text = describe_nccl_error(outcome.error)
-        if text is None:
-            raise outcome.error
-        raise TransportError(f"{what}: {text}") from outcome.error
-    return outcome.result
-
-
-class _Outcome:
-    __slots__ = ("error", "result")
-
-    def __init__(self) -> None:
-        self.result: Any = None
-        self.error: BaseException | None = None
-
-
 class Setup:
-    """The steps of one rank, each with the same deadline. A step that fails is published, so that all ranks raise."""
+    """The steps of one rank, each with the same deadline. A step that fails is published, so that all ranks raise.
+
+    Attributes:
+        store: whose calls have that deadline too.
+    """
 
     def __init__(
         self, store: Any, rank: int, world_size: int, timeout: float, heard: Callable[[], Failure | None]
     ) -> None:
         """``heard``: what is known to have failed without asking the store, as that may be gone."""
         self._heard = heard
-        self._store, self._rank, self._world_size = store, rank, world_size
-        self._board = Noticeboard(store, rank, world_size)
+        self._rank, self._world_size = rank, world_size
         self._timeout = timeout
         self._deadline = time.monotonic() + timeout
         self._who = f"rank {rank} of {world_size}"
+        self.store = BoundedStore(store, self._deadline, self._who)
+        self._board = Noticeboard(self.store, rank, world_size)
 
     def publish(self, error: BaseException) -> None:
         """Tells the ranks that wait in a step why this one will not come."""
         try:
             kind = "timeout" if isinstance(error, CollectiveTimeoutError) else "remote"
             self._board.publish(Failure(kind, self._rank, f"rank {self._rank} failed to set up: {error}"))
-        except RuntimeError:
-            return  # the store is gone: they will notice that too
+        except (RuntimeError, OSError):
+            return  # the store is gone, or does not answer: they will notice that too
 
     def exchange_places(self, identity: str) -> None:
         """Compares where the ranks are.
@@ -110,7 +69,7 @@ class Setup:
         """
         host_id = os.environ.get("NCCL_HOSTID") or socket.gethostname()
         own = json.dumps([host_id, identity])
-        self._store.set(f"place/{self._rank}", own)
+        self.store.set(f"place/{self._rank}", own)
         places = [json.loads(each) for each in self._gather("place", "where its GPU is")]
         if os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1":
             return
@@ -137,10 +96,10 @@ class Setup:
         if self._rank == 0:
             try:
                 made = make()
-                self._store.set(key, "ok:" + made.hex())
+                self.store.set(key, "ok:" + made.hex())
             except Exception as error:
                 text = describe_nccl_error(error) or f"{type(error).__name__}: {error}"
-                self._store.set(key, f"error:{text}")
+                self.store.set(key, f"error:{text}")
                 raise TransportError(f"{self._who} could not make a unique id: {text}") from error
             return made
         state, _, text = self._wait([key], lambda _: "rank 0 published no unique id")[0].partition(":")
@@ -161,7 +120,7 @@ class Setup:
 
         what = f"{self._who}, making the NCCL communicator"
         try:
-            return run_bounded(make, self._deadline, self._failure, what)
+            return _run_nccl(make, self._deadline, self._failure, what)
         except DistNetworkError as error:
             raise self._lost_store("the communicator is not made").exception(what) from error
 
@@ -176,17 +135,17 @@ class Setup:
         delay = 0.0005
         missing: Sequence[int] = range(len(keys))
         try:
-            while not self._store.check(list(keys)):
+            while not self.store.check(list(keys)):
                 failure = self._failure()
                 if failure is not None:
                     raise failure.exception(self._who)
-                missing = [place for place, key in enumerate(keys) if not self._store.check([key])]
+                missing = [place for place, key in enumerate(keys) if not self.store.check([key])]
                 if missing and time.monotonic() >= self._deadline:
                     text = f"{describe(missing)} within {self._timeout:g} s"
                     raise Failure("timeout", self._rank, text).exception(self._who)
                 time.sleep(delay)
                 delay = min(2 * delay, 0.05)
-            return [bytes(self._store.get(key)).decode() for key in keys]
+            return [bytes(self.store.get(key)).decode() for key in keys]
         except DistNetworkError as error:
             failure = self._lost_store(describe(missing))
             raise failure.exception(self._who) from error
@@ -198,6 +157,26 @@ class Setup:
         """Why the store is gone: a rank that died with it, if the lifeline stands and says so."""
         text = f"rank {self._rank} lost its connection to the store; {meanwhile}"
         return explanation(self._heard) or Failure("lost", self._rank, text)
+
+
+def _run_nccl(task: Callable[[], Any], deadline: float, failure: Callable[[], Failure | None], what: str) -> Any:
+    """``run_bounded`` for a call of NCCL, until another rank has failed.
+
+    Raises:
+        TransportError: the deadline passed, another rank failed, or NCCL did.
+    """
+
+    def check() -> None:
+        if (known := failure()) is not None:
+            raise known.exception(what)
+
+    try:
+        return run_bounded(task, deadline, what, check)
+    except Exception as error:
+        text = describe_nccl_error(error)
+        if text is None:
+            raise
+        raise TransportError(f"{what}: {text}") from error
 
 
 def explanation(heard: Callable[[], Failure | None]) -> Failure | None:
@@ -217,7 +196,7 @@ def connect(transport: NcclTransport, edges: Sequence[tuple[int, bool]], deadlin
     peers = name_ranks(sorted({peer for peer, _ in edges}))
     what = f"rank {transport.rank} of {transport.world_size}, connecting with {peers}"
     try:
-        run_bounded(lambda: touch(transport, edges), deadline, lambda: transport.failure, what)
+        _run_nccl(lambda: touch(transport, edges), deadline, lambda: transport.failure, what)
     except CollectiveTimeoutError:
         exchange = transport.open_exchange
         missing = "" if exchange is None else transport.watchdog.describe_missing(exchange.header)

@@ -15,9 +15,15 @@ from tests.nccl.injected_tools import Meeting
 from tests.nccl.ranks_tools import Ranks, quick_switches, with_comms
 from tests.nccl.standin_runtime import StandInRuntime
 
-__all__ = ["Device", "on_devices"]
+__all__ = ["NUMEL", "Device", "on_devices", "total"]
 
 TIMEOUT_S = 20.0
+NUMEL = 40
+
+
+def total(world_size: int, factor: float = 1.0, numel: int = NUMEL) -> list[float]:
+    """What an all-reduce makes of tensors that rank r has filled with (r + 1) * ``factor``."""
+    return [factor * sum(range(1, world_size + 1))] * numel
 
 
 class Device:

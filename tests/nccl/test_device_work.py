@@ -13,18 +13,13 @@ import pytest
 import torch
 
 from tests.matrix import ROWS
-from tests.nccl.device_tools import Device, on_devices
+from tests.nccl.device_tools import NUMEL, Device, on_devices, total
 from tests.nccl.standin_runtime import HOST
 from tests.nccl.standin_tools import AtEnd, recorded
 
 pytestmark = [pytest.mark.usefixtures("standin"), pytest.mark.timeout(60)]
 
-NUMEL = 40
 SOON_S = 0.05
-
-
-def wanted(world_size: int, numel: int = NUMEL, factor: float = 1.0) -> list[float]:
-    return [factor * sum(range(1, world_size + 1))] * numel
 
 
 def warm(device: Device, *calls: tuple[str | None, str | None], numel: int = NUMEL) -> None:
@@ -52,7 +47,7 @@ def test_the_host_never_waits_for_the_device(world_size: int) -> None:
             device.meet()  # all ranks have come back from all calls
             assert not gate.is_set() and not any(found)
         device.finish()
-        assert [each.tolist() for (each,) in found] == [wanted(world_size)] * len(rows)
+        assert [each.tolist() for (each,) in found] == [total(world_size)] * len(rows)
 
     on_devices(world_size, body)
 
@@ -83,9 +78,9 @@ def test_wait_makes_the_stream_wait_and_synchronize_the_host() -> None:
             assert not on_side and not on_own
             device.meet()
         assert work.synchronize(20) is x and work.done() and work.wait() is x and "ended" in repr(work)
-        assert x.tolist() == wanted(3)
+        assert x.tolist() == total(3)
         device.finish()
-        assert on_side[0].tolist() == on_own[0].tolist() == wanted(3)
+        assert on_side[0].tolist() == on_own[0].tolist() == total(3)
 
     on_devices(3, body)
 
@@ -111,7 +106,7 @@ def test_the_callers_stream_counts_and_a_third_one_may_use_the_result() -> None:
                 work.synchronize(20)  # though the default stream is held
                 runtime.wait(producer, recorded(runtime, consumer))  # which still reads what is filled next
         device.finish()
-        assert [each.tolist() for (each,) in found] == [wanted(2, factor=repeat + 1.0) for repeat in range(20)]
+        assert [each.tolist() for (each,) in found] == [total(2, factor=repeat + 1.0) for repeat in range(20)]
 
     on_devices(2, body)
 
@@ -133,7 +128,7 @@ def test_without_wait_the_callers_stream_does_not_wait_for_an_asynchronous_call(
             late = device.look(x)
             assert not late and not gate.is_set()
         device.finish()
-        assert late[0].tolist() == wanted(2)
+        assert late[0].tolist() == total(2)
 
     on_devices(2, body)
 
@@ -155,7 +150,7 @@ def test_works_end_in_the_order_of_the_calls_whatever_their_streams() -> None:
             assert device.is_idle(free) or not works[1].done()
             device.meet()
         works[1].synchronize(20)
-        assert works[0].done() and first.tolist() == second.tolist() == wanted(2)
+        assert works[0].done() and first.tolist() == second.tolist() == total(2)
 
     on_devices(2, body)
 
@@ -185,7 +180,7 @@ def test_a_temporary_lives_until_the_device_is_done_with_it_and_no_longer(layout
             device.meet()
         device.comm.synchronize()
         for each in kept:
-            assert np.asarray(each).reshape(-1)[:: 2 if layout == "strided" else 1][:NUMEL].tolist() == wanted(2)
+            assert np.asarray(each).reshape(-1)[:: 2 if layout == "strided" else 1][:NUMEL].tolist() == total(2)
         del rubbish, kept, each
         deadline = time.monotonic() + 5
         while any(memory() is not None for memory in memories):
@@ -226,7 +221,7 @@ def test_a_barrier_waits_on_the_host_for_what_every_rank_has_enqueued() -> None:
                 assert not barrier.ended(SOON_S)  # rank 1 is still held up
             device.meet()
         assert barrier.ended() and barrier.error is None
-        assert x.tolist() == wanted(2)  # so the host may look
+        assert x.tolist() == total(2)  # so the host may look
 
     on_devices(2, body)
 
@@ -245,7 +240,7 @@ def test_threads_of_one_rank_and_its_streams() -> None:
             found = device.look(x)
             assert not found
         device.finish()
-        assert found[0].tolist() == wanted(2)
+        assert found[0].tolist() == total(2)
         assert not [each for each in threading.enumerate() if each.name.startswith("microddp-worker")]
 
     on_devices(2, body)

@@ -128,17 +128,19 @@ def test_a_communicator_that_is_never_made() -> None:
     )
     given_up.set()  # so that no thread is left behind
     expect(outcomes, CollectiveTimeoutError, "making the NCCL communicator", within=TIMEOUT_S + LATE_S)
-    assert not settle(lambda: [each.name for each in threading.enumerate() if each.name == "microddp-nccl-setup"])
+    assert not settle(lambda: [each.name for each in threading.enumerate() if each.name == "microddp-bounded"])
 
 
 @in_processes
-def test_rank_0_is_stopped_before_it_publishes_the_id(nursery: Zygote) -> None:
-    with nursery.ranks(cases.never_an_id, 3, "stop", False, TIMEOUT_S) as ranks:
+@pytest.mark.parametrize("hosts", [False, True], ids=["", "hosts_the_store"])
+def test_rank_0_is_stopped_before_it_publishes_the_id(nursery: Zygote, hosts: bool) -> None:
+    with nursery.ranks(cases.never_an_id, 3, "stop", hosts, TIMEOUT_S) as ranks:
         ranks[0].wait_for("struck")
         for each in ranks[1:]:
             (kind, text), raised = each.wait_for("raised")
             assert kind == "CollectiveTimeoutError"
-            assert "rank 0 published no unique id within 1 s" in text
+            wanted = "asking the store, whose host may be stopped" if hosts else "rank 0 published no unique id within"
+            assert wanted in text
             assert raised - each.wait_for("calls")[1] < TIMEOUT_S + LATE_S
             assert each.exit()[0] == 1
 

@@ -66,7 +66,7 @@ def _nccl(device: Device, group: Any, mpi: Any, timeout: float) -> Transport:
     if mpi is not None:
         place = rendezvous.store_from_mpi(mpi, timeout)
     elif group is not None:
-        place = rendezvous.store_from_process_group(group)
+        place = rendezvous.store_from_process_group(group, timeout)
     elif any(os.environ.get(each) for each in _VARIABLES):
         place = rendezvous.store_from_environment(timeout)
     else:

@@ -12,6 +12,8 @@ import itertools
 import os
 import socket
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
@@ -23,6 +25,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from microddp.errors import TransportError
 from microddp.transport.addresses import LOOPBACK, address_towards, is_loopback, local_address
+from microddp.transport.bounded import CONNECT_GRACE_S, BoundedStore, run_bounded
 from microddp.transport.gloo import GlooTransport
 from microddp.transport.noticeboard import name_ranks
 
@@ -81,7 +84,7 @@ def gloo_from_environment(timeout: float = DEFAULT_TIMEOUT_S) -> GlooTransport:
     return GlooTransport(store, rank, world_size, timeout=timeout, address=_local_address())
 
 
-def store_from_process_group(group: Any = None) -> tuple[Any, int, int]:
+def store_from_process_group(group: Any = None, timeout: float = DEFAULT_TIMEOUT_S) -> tuple[Any, int, int]:
     """(store, rank, world_size) over the store of torch's default group, for the ranks of ``group`` (None: all).
 
     Ranks are those within the group. Every call returns a store under a new prefix: all ranks of the group must make
@@ -89,7 +92,7 @@ def store_from_process_group(group: Any = None) -> tuple[Any, int, int]:
 
     Raises:
         ValueError: there is no default group, this process is not in ``group``, or its backend has no store (MPI).
-        TransportError: the store does not answer.
+        TransportError: the store does not answer, within ``timeout`` seconds.
     """
     if not dist.is_initialized():
         raise ValueError("there is no process group: call torch.distributed.init_process_group first")
@@ -104,17 +107,17 @@ def store_from_process_group(group: Any = None) -> tuple[Any, int, int]:
     members = hashlib.blake2b(repr(ranks).encode(), digest_size=8).hexdigest()
     name = (distributed_c10d._get_default_group() if group is None else group).group_name
     prefix = f"microddp/group/{name}/{members}"
+    who = f"rank {rank} of {len(ranks)}"
     try:
-        number = store.add(f"{prefix}/calls/{rank}", 1)
+        number = BoundedStore(store, time.monotonic() + timeout, who).add(f"{prefix}/calls/{rank}", 1)
     except (RuntimeError, OSError) as error:
-        who = f"rank {rank} of {len(ranks)}"
         raise TransportError(f"{who}: the store of the process group does not answer: {error}") from error
     return PrefixStore(f"{prefix}/{number}", store), rank, len(ranks)
 
 
 def gloo_from_process_group(group: Any = None, timeout: float = DEFAULT_TIMEOUT_S) -> GlooTransport:
     """A ``GlooTransport`` between the ranks of ``group``; raises like the above."""
-    return _gloo(*store_from_process_group(group), timeout)
+    return _gloo(*store_from_process_group(group, timeout), timeout)
 
 
 def store_from_mpi(comm: Any, timeout: float = DEFAULT_TIMEOUT_S) -> tuple[Any, int, int]:
@@ -140,7 +143,7 @@ def store_from_mpi(comm: Any, timeout: float = DEFAULT_TIMEOUT_S) -> tuple[Any, 
         raise TransportError(f"rank {rank} of {world_size}: rank 0 cannot host a store on {hosts[0]}: {error}")
     store: Any = None
     try:
-        store = TCPStore(host, port, None, False, timeout=timedelta(seconds=timeout))
+        store = _bounded(lambda: TCPStore(host, port, None, False, timeout=timedelta(seconds=timeout)), rank, timeout)
     except (RuntimeError, OSError) as raised:
         error = f"{type(raised).__name__}: {raised}"
     errors = {each: text for each, text in enumerate(comm.allgather(error)) if text}
@@ -182,10 +185,16 @@ def _host_towards(hosts: list[str]) -> str:
     return next((each for each in addresses if each is not None and not is_loopback(each)), hosts[0])
 
 
+def _bounded(connect: Callable[[], Any], rank: int, timeout: float) -> Any:
+    """What ``connect`` returns: torch's timeout is for a host that does not listen, not for one that is stopped."""
+    deadline = time.monotonic() + timeout + CONNECT_GRACE_S
+    return run_bounded(connect, deadline, f"rank {rank}, connecting to the store, whose host may be stopped")
+
+
 def _connect(place: _Place, timeout: float) -> Any:
     try:
         found = rendezvous("env://", place.rank, place.world_size, timeout=timedelta(seconds=timeout))
-        return next(iter(found))[0]
+        return _bounded(lambda: next(iter(found))[0], place.rank, timeout)
     except (RuntimeError, OSError) as error:
         address = f"{place.host}:{place.port} (MASTER_ADDR:MASTER_PORT)"
         who = f"rank {place.rank} of {place.world_size}"

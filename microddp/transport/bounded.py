@@ -10,7 +10,10 @@ from typing import Any, Final, TypeVar
 from microddp.errors import CollectiveTimeoutError
 from microddp.transport.noticeboard import STORE_TIMEOUT_S
 
-__all__ = ["BoundedStore", "run_bounded"]
+__all__ = ["CONNECT_GRACE_S", "BoundedStore", "run_bounded"]
+
+CONNECT_GRACE_S: Final = 0.5
+"""How long after its deadline a call that has a timeout of its own may still raise by itself: it says more."""
 
 _POLL_S: Final = 0.005
 
@@ -43,7 +46,8 @@ def run_bounded(
         finally:
             done.set()
 
-    threading.Thread(target=run, name="microddp-bounded", daemon=True).start()
+    name = f"microddp-bounded for {threading.current_thread().name}"
+    threading.Thread(target=run, name=name, daemon=True).start()
     while not done.wait(_POLL_S):
         if check is not None:
             check()

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import atexit
 import threading
+import time
 import traceback
 from typing import Any
 
 from microddp.errors import ClosedError, TransportError
 from microddp.transport.base import Header, Transport
+from microddp.transport.bounded import CONNECT_GRACE_S, BoundedStore, run_bounded
 from microddp.transport.gloo_exchange import GlooExchange
 from microddp.transport.gloo_group import clone, close_connections, connect, is_connected
 from microddp.transport.gloo_wait import Waiter
@@ -59,12 +61,18 @@ class GlooTransport(Transport):
         self._lock = threading.Lock()
         self.open_exchange: GlooExchange | None = None
         self.group: Any = None
+        deadline, who = time.monotonic() + timeout, f"rank {rank} of {world_size}"
         # A connection of its own: a store's calls wait for each other, and others may wait in theirs for long.
-        board = Noticeboard(clone(store), rank, world_size)
-        self.watchdog = Watchdog(board, watchdog_period, self._is_connected, self._stop_waits)
+        own_store = BoundedStore(store, deadline, who).call(lambda: clone(store))
+        self.watchdog = Watchdog(
+            Noticeboard(own_store, rank, world_size), watchdog_period, self._is_connected, self._stop_waits
+        )
         self.waiter = Waiter(f"microddp-waiter-{rank}")
         if world_size > 1:
-            self.group = connect(store, rank, world_size, timeout, address)
+            what = f"{who}, connecting to the other ranks by the store, whose host may be stopped"
+            self.group = run_bounded(
+                lambda: connect(store, rank, world_size, timeout, address), deadline + CONNECT_GRACE_S, what
+            )
         atexit.register(self.close)
 
     def open(self, header: Header, deadline: float) -> GlooExchange:

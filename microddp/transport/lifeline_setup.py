@@ -54,6 +54,8 @@ def connect_ring(store: Any, rank: int, world_size: int, timeout: float, address
     except (RuntimeError, OSError) as error:  # the store's, or a socket's
         if isinstance(error, DistNetworkError):
             setup.ask_neighbours()
+            if setup.is_complete():
+                return setup.result()
         raise setup.failed(f"{type(error).__name__}: {error}") from error
     finally:
         setup.end()
@@ -106,34 +108,22 @@ class _Setup:
     def step(self) -> None:
         """Waits for a moment, then goes as far as it can."""
         self._look_into_store()
-        assert self._listener is not None
-        known = [link for link in (self._previous, self._next) if link is not None]
-        remaining = self._deadline - time.monotonic()
-        strangers = self._strangers if self._token is not None else []
-        wait_for([*strangers, *known], [self._listener], max(min(self._pause_s, remaining), 0.0))
+        self._hear(max(min(self._pause_s, self._deadline - time.monotonic()), 0.0))
         self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)
-        self._accept(self._listener)
-        self._hear_strangers()
-        for link in known:
-            link.flush()
-            link.read()
-            self._check(link)
         if not self.is_complete() and time.monotonic() >= self._deadline:
             raise self.failed(f"{self._describe_absent()} within {self._timeout:g} s")
 
     def ask_neighbours(self) -> None:
-        """The store is gone: waits a moment for a neighbour's connection to tell which rank died with it.
+        """The store is gone: waits a moment for a neighbour to tell which rank died with it.
+
+        Also for one that has yet to connect or to answer: the lifeline may come to stand, and will hear of it then.
 
         Raises:
             TransportError: it has told.
         """
         until = time.monotonic() + REASON_GRACE_S
-        while (remaining := until - time.monotonic()) > 0:
-            known = [link for link in (self._previous, self._next) if link is not None]
-            wait_for(known, [], remaining)
-            for link in known:
-                link.read()
-                self._check(link)
+        while not self.is_complete() and (remaining := until - time.monotonic()) > 0:
+            self._hear(remaining)
 
     def result(self) -> tuple[Link, Link]:
         """The links."""
@@ -183,6 +173,19 @@ class _Setup:
         self._next = Link(socket.socket(family, socket.SOCK_STREAM), self._next_rank)
         self._next.connection.connect_ex((address, port))  # goes on by itself; an error comes with the first use
         self._next.send({"token": self._token, "rank": self._rank})
+
+    def _hear(self, patience_s: float) -> None:
+        """Waits until a neighbour connects or says something, then takes it."""
+        assert self._listener is not None
+        known = [link for link in (self._previous, self._next) if link is not None]
+        strangers = self._strangers if self._token is not None else []
+        wait_for([*strangers, *known], [self._listener], patience_s)
+        self._accept(self._listener)
+        self._hear_strangers()
+        for link in known:
+            link.flush()
+            link.read()
+            self._check(link)
 
     def _accept(self, listener: socket.socket) -> None:
         while True:

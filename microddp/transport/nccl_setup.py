@@ -69,7 +69,7 @@ class Setup:
         """
         host_id = os.environ.get("NCCL_HOSTID") or socket.gethostname()
         own = json.dumps([host_id, identity])
-        self.store.set(f"place/{self._rank}", own)
+        self._set(f"place/{self._rank}", own)
         places = [json.loads(each) for each in self._gather("place", "where its GPU is")]
         if os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1":
             return
@@ -93,13 +93,16 @@ class Setup:
             TransportError: on every rank, if rank 0 failed or did not come in time.
         """
         key = "unique_id"
+        # Before anything of NCCL's is begun all lifelines stand: whoever dies from here on is named by all others.
+        self._set(f"linked/{self._rank}", "")
         if self._rank == 0:
+            self._gather("linked", "that it is linked with its neighbours")
             try:
                 made = make()
-                self.store.set(key, "ok:" + made.hex())
+                self._set(key, "ok:" + made.hex())
             except Exception as error:
                 text = describe_nccl_error(error) or f"{type(error).__name__}: {error}"
-                self.store.set(key, f"error:{text}")
+                self._set(key, f"error:{text}")
                 raise TransportError(f"{self._who} could not make a unique id: {text}") from error
             return made
         state, _, text = self._wait([key], lambda _: "rank 0 published no unique id")[0].partition(":")
@@ -122,7 +125,13 @@ class Setup:
         try:
             return _run_nccl(make, self._deadline, self._failure, what)
         except DistNetworkError as error:
-            raise self._lost_store("the communicator is not made").exception(what) from error
+            raise self._lost_store("; the communicator is not made").exception(what) from error
+
+    def _set(self, key: str, value: str) -> None:
+        try:
+            self.store.set(key, value)
+        except DistNetworkError as error:
+            raise self._lost_store("").exception(self._who) from error
 
     def _gather(self, name: str, what: str) -> list[str]:
         def describe(missing: Sequence[int]) -> str:
@@ -147,15 +156,15 @@ class Setup:
                 delay = min(2 * delay, 0.05)
             return [bytes(self.store.get(key)).decode() for key in keys]
         except DistNetworkError as error:
-            failure = self._lost_store(describe(missing))
-            raise failure.exception(self._who) from error
+            meanwhile = f"; {describe(missing)}" if missing else ""
+            raise self._lost_store(meanwhile).exception(self._who) from error
 
     def _failure(self) -> Failure | None:
         return self._heard() or self._board.failure()
 
     def _lost_store(self, meanwhile: str) -> Failure:
         """Why the store is gone: a rank that died with it, if the lifeline stands and says so."""
-        text = f"rank {self._rank} lost its connection to the store; {meanwhile}"
+        text = f"rank {self._rank} lost its connection to the store{meanwhile}"
         return explanation(self._heard) or Failure("lost", self._rank, text)
 
 

@@ -167,6 +167,7 @@ class Zygote:
         with theirs:
             socket.send_fds(self._control, [json.dumps(request).encode()], [theirs.fileno(), output.fileno()])
         message = self._receive(time.monotonic() + LIMIT_S, "forked")
+        self.exits.pop(message["forked"], None)  # of an earlier process with this number
         return Rank(rank, message["forked"], Connection(ours.detach()), output, self)
 
     def _receive(self, deadline: float, name: str = "pid") -> Any:

@@ -132,8 +132,8 @@ def fall(seat: Seat, algorithm: str, victim: int, how: str, groups: int, timeout
         if seat.rank == victim:
             seat.hear()  # that all others have called
         with seat.reporting():
+            comm.all_reduce(values(), algorithm=algorithm)  # which does not block, as it is known
             seat.report("calls")
-            comm.all_reduce(values(), algorithm=algorithm)
             comm.synchronize()
 
 
@@ -249,8 +249,8 @@ def raises_inside(seat: Seat, culprit: int) -> None:
             seat.report("struck")
             raise RuntimeError("the user's own")
         with seat.reporting():
+            comm.all_reduce(values(), algorithm="ring")  # which does not block, as it is known
             seat.report("calls")
-            comm.all_reduce(values(), algorithm="ring")
             comm.synchronize()
 
 
